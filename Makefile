@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories story-refresh lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -61,6 +61,9 @@ chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and
 
 stories: $(INSTALLED) ## four things that go wrong with a real model, and what the one report says of them (20 minutes)
 	@$(BIN)/python -m tests.stories $(ARGS)
+
+story-refresh: $(INSTALLED) ## a new target: heads are trained anew, tried beside the old ones, judged (40 minutes)
+	@$(BIN)/python -m tests.stories.refreshing $(ARGS)
 
 accounting: $(INSTALLED) ## 200,000 records of every kind, workers killed, all of it redelivered and redriven: `results` alone accounts for each
 	@$(BIN)/python -m tests.fuzz $(ARGS)

@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol, runtime_checkable
 from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_bucket
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError
+from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.experiment.observe import Slice
 from alphaloop.lookup import ViewOf
 from alphaloop.measurements import UnansweredAlarm
@@ -26,6 +26,7 @@ from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.server_identity import EngineIdentity as EngineIdentity
 from alphaloop.server_identity import Granularity
 from alphaloop.settings import TaskSettings
+from alphaloop.settings.models import DrafterSettings
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
 MOST_WAITING: Final = 256
@@ -79,6 +80,14 @@ class Engine(Protocol):
         Raises DecodeFailed for a drafter that is not loaded.
         """
         return
+
+    def add_drafter(self, name: str, settings: DrafterSettings, revision: str | None = None) -> DrafterState:
+        """Load a drafter beside the others, between two steps; jobs decided from now on may use it.
+
+        Raises AlphaloopError where it is not of that `revision` (None: of any); where servers decode, because they load
+        their drafts themselves; where it cannot draft for this target; where the device has no memory for it.
+        """
+        raise ConfigError("expected a target that the worker decodes itself: servers load their own drafts")
 
     def step(self) -> Step:
         """One round for every admitted sequence, or what servers sent since the last step.

@@ -616,6 +616,7 @@ switchback_slices: Final = _table(
     ["started_at", "block_id", "phase", "drafter", "num_draft_tokens"],
     _instants("started_at"),
     _columns(Text, "block_id", "phase", *SUBJECT, "owner"),
+    [Column("against", Text, nullable=False, server_default="")],
     _columns(Integer, "num_draft_tokens"),
     _columns(BigInteger, "num_rounds", "num_sequence_rounds", "num_tokens", "num_proposed", "sum_running"),
     _columns(BigInteger, "num_prompt_rounds", "num_prompt_sequence_rounds", "num_prompt_tokens"),
@@ -637,16 +638,22 @@ def _measured() -> list[Column[Any]]:
     ]
 
 
-#: The measured speed-up of each subject over the last day of its slices.
-task_speedups: Final = _table(
-    "task_speedups",
-    SUBJECT,
-    _measured(),
-    _columns(Double, "mean_context", "sequence_s", "control_share"),
-    _columns(BigInteger, "num_tokens", "num_control_rounds"),
-    _columns(Double, "speedup", "speedup_low", "speedup_high", nullable=True),
-    _columns(Text, "verdict"),
-)
+def _compared() -> list[Column[Any]]:
+    """A speed-up, and what it rests on."""
+    return [
+        *_measured(),
+        *_columns(Double, "mean_context", "sequence_s", "control_share"),
+        *_columns(BigInteger, "num_tokens", "num_control_rounds"),
+        *_columns(Double, "speedup", "speedup_low", "speedup_high", nullable=True),
+        *_columns(Text, "verdict"),
+    ]
+
+
+#: The measured speed-up of each subject over vanilla, over the last day of its slices.
+task_speedups: Final = _table("task_speedups", SUBJECT, _compared())
+
+#: The same over the drafter that `against` names, where one of the two is on trial.
+rival_speedups: Final = _table("rival_speedups", [*SUBJECT, "against"], _columns(Text, "against"), _compared())
 
 #: Expected and measured speed-up of a subject over the same rounds, a row for every eight blocks or more.
 expectation_pairs: Final = _table(

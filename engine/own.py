@@ -38,18 +38,24 @@ from alphaloop.engine import (
     TokenDelta,
     target_limit,
 )
-from alphaloop.errors import AlphaloopError, DecodeFailed, InvalidField, JobTooLarge, reason_of
+from alphaloop.errors import (
+    AlphaloopError,
+    DecodeFailed,
+    IncompatiblePair,
+    InvalidField,
+    JobTooLarge,
+    ModelError,
+    reason_of,
+)
 from alphaloop.logs import START_PROGRESS
 from alphaloop.lookup import ViewOf
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
-from alphaloop.settings.models import (
-    ModelSettings,
-)
+from alphaloop.settings.models import DrafterSettings, ModelSettings
 from engine.admission import AdmittedSequences, UnfinishedJobs, num_positions
 from engine.constraint import compute_masks
 from engine.device import Placement, available_bytes, is_out_of_memory, pass_bytes
-from engine.drafters.methods import open_drafters
+from engine.drafters.methods import Opening, open_another, open_drafters
 from engine.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
 from engine.models import Target, load_target
 from engine.network.kv_layout import BLOCK
@@ -136,7 +142,7 @@ class TransformersEngine(Engine):
     ) -> None:
         self._target = target
         self._drafters = dict(drafters)
-        self._models = models
+        self._models, self._placement = models, Placement.of(models)
         self._free_before = free_before  # by GPU, before the models were loaded
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
@@ -234,6 +240,28 @@ class TransformersEngine(Engine):
             self._admitted.waiting.append(sequence)
             self._prefix_cache.note(sequence)
         self._admitted.start_waiting()
+
+    def add_drafter(self, name: str, settings: DrafterSettings, revision: str | None = None) -> DrafterState:
+        """Load a drafter beside the others, between two steps.
+
+        Raises AlphaloopError where it is not of that `revision`, None: of any; where it cannot draft for this target;
+        where the device has no memory for it.
+        """
+        models = self._models.model_copy(update={"drafters": {**self._models.drafters, name: settings}})
+        opening = Opening(models, self._target, self._placement, self._num_slots, opened=self._drafters)
+        try:
+            drafter = open_another(name, settings, opening)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise ModelError(f"no memory for the drafter {name} on {self._placement.name}") from None
+        if revision not in (None, drafter.state.revision):
+            raise IncompatiblePair(
+                f"expected {name} to be the draft {revision}, found {drafter.state.revision}",
+                hint="its files are others, or its settings differ from those that it was registered with",
+            )
+        self._drafters[name], self._models = drafter, models
+        return drafter.state
 
     def use_memory(self, view_of: ViewOf) -> None:
         """Let look-up with `memory` search earlier results, from the next job on."""

@@ -33,7 +33,7 @@ from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
 from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
-from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, DraftStatus
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState, IncidentStore
 from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
@@ -53,7 +53,7 @@ from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, 
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
-from scheduler.refreshing import due_refreshes
+from scheduler.refreshing import due_refreshes, ended_trials, replaced_parents
 from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
@@ -161,6 +161,7 @@ class Scheduler:
                 watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
                 flagged = self._flag(judged, choices, now)
+                self._end_trials(choices, now)
                 self._open_refreshes(now)
                 sent = self._send_probes(due, now)
                 report = self._make_report(counts, figures, choices, sent, watched, flagged)
@@ -260,6 +261,21 @@ class Scheduler:
         )
         return lost_tokens_per_s(finding, pace)
 
+    def _end_trials(self, choices: Mapping[str, NextJob], now: datetime) -> None:
+        """Keep or reject candidates whose trial is decided; retire parents that their candidates have replaced."""
+        models, known = self._settings.models, self._refreshes.all()
+        drafters = {task: choice.drafter for task, choice in choices.items()}
+        num_jobs = partial(self._refreshes.num_jobs, until=now)
+        for trial in ended_trials(models, known, self._switchback.rivals(now), drafters, num_jobs):
+            refresh = trial.refresh
+            self._refreshes.end(refresh.id, refresh.attempt, trial.state, sentence=trial.sentence)
+            facts = {"action": f"refresh_{trial.state}", "refresh": refresh.id}
+            log.info("%s: %s", refresh.candidate_name, trial.sentence, extra=facts)
+        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
+        for parent, why in replaced_parents(models, known, statuses, drafters, now):
+            self._drafts.set_status(*parent, DraftStatus.RETIRED, why)
+            log.info("%s is retired: %s", parent[0], why, extra={"action": "parent_retired", "drafter": parent[0]})
+
     def _open_refreshes(self, now: datetime) -> None:
         """Have drafters trained anew that no longer fit, after their statuses are known, as far as a day allows."""
         dials = self._settings.refresh
@@ -339,7 +355,7 @@ class Scheduler:
                 watched=watched,
                 flagged=flagged,
                 spent=self._drift.spent(before_day, now),
-                refreshes=refresh_lines(self._database, within=WINDOW),
+                refreshes=refresh_lines(self._database, self._settings.models, within=WINDOW),
                 prices=self._settings.report,
             )
         )

@@ -1,21 +1,28 @@
-"""Which drafters a run has trained anew: heads whose target is new, and heads that are stale. Pure.
+"""Which drafters a run has trained anew, and how trials end. Pure.
+
+Trained anew are heads whose target is new, and heads that are stale.
 
 Each has a day between two refreshes. Heads are trained once for a new target: where they were nowhere better, or an
 operator ended it, the same heads would give the same result. What became stale may be tried again every day.
+
+A trial is decided when the candidate is faster or slower than its parent over all tasks together, or after MOST_JOBS.
+Then whichever no task uses is retired: a candidate at once, a parent after a day, in which decisions can go back to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.explaining.refreshing import ServedHeads, served
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.explaining.refreshing import ServedHeads, gain_in_words, mean_gain, names_of, served, trial_gains
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
 from alphaloop.store.decision_inputs import DraftStatus
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState
 from alphaloop.store.workers import SeenWorker
+from alphaloop.wording import how_many
 from scheduler.events import Draft
 
 #: Between the end of a refresh and the next one of the same drafter and target.
@@ -85,3 +92,74 @@ def _is_settled(
         if reason is RefreshReason.NEW_TARGET and refresh.state in (RefreshState.REJECTED, RefreshState.CANCELLED):
             return True
     return False
+
+
+#: Jobs of a target after which a trial is decided, whatever was measured.
+MOST_JOBS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTrial:
+    """A trial that is decided."""
+
+    refresh: Refresh
+    state: RefreshState  #: kept or rejected
+    sentence: str
+
+
+def ended_trials(
+    models: ModelSettings,
+    known: Sequence[Refresh],
+    rivals: Sequence[TaskSpeedup],
+    choices: Mapping[str, str | None],
+    num_jobs: Callable[[Refresh], int],
+) -> Iterator[EndedTrial]:
+    """The trials to end now.
+
+    Args:
+        models: what the settings say of drafters.
+        known: every refresh so far.
+        rivals: drafters on trial, each over the other of the pair.
+        choices: by task, the drafter that its next job would have; None: vanilla.
+        num_jobs: of a refresh's target since its trial began.
+    """
+    for refresh in known:
+        if refresh.state is not RefreshState.TRIAL:
+            continue
+        gains = trial_gains(models, refresh, rivals)
+        overall = mean_gain(gains.values())
+        is_measured = overall is not None and not overall.low <= 1 <= overall.high
+        num = num_jobs(refresh)
+        if not is_measured and num < MOST_JOBS:
+            continue
+        names = names_of(models, refresh)
+        using = sorted(task for task, drafter in choices.items() if drafter in names)
+        measured = f"; {gain_in_words(overall)} over {refresh.drafter}" if overall is not None else ""
+        after = f"after {how_many(num, 'job')}{measured}"
+        unloaded = f"; {refresh.sentence}" if refresh.sentence.startswith("not loaded") else ""
+        if using:
+            yield EndedTrial(
+                refresh, RefreshState.KEPT, f"{', '.join(using)} {'uses' if len(using) == 1 else 'use'} it {after}"
+            )
+        else:
+            yield EndedTrial(refresh, RefreshState.REJECTED, f"no task uses it {after}{unloaded}")
+
+
+def replaced_parents(
+    models: ModelSettings,
+    known: Sequence[Refresh],
+    statuses: Mapping[Draft, DraftStatus],
+    choices: Mapping[str, str | None],
+    now: datetime,
+) -> Iterator[tuple[Draft, str]]:
+    """Parents that no task has used a day after their candidate was kept, each with the reason to retire it."""
+    for refresh in known:
+        parent = (refresh.drafter, refresh.parent_draft_revision, refresh.target_revision)
+        candidate = (refresh.candidate_name or "", refresh.candidate_revision or "", refresh.target_revision)
+        if refresh.state is not RefreshState.KEPT or now - refresh.changed_at < COOL_DOWN:
+            continue
+        if statuses.get(parent) in (None, DraftStatus.RETIRED) or statuses.get(candidate) in (None, *_UNFIT):
+            continue
+        asking = {name for name in models.drafters if refresh.drafter in models.with_sources([name])}
+        if not {refresh.drafter, *asking} & set(choices.values()):
+            yield parent, f"no task uses it since {refresh.candidate_name} was kept"

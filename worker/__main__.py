@@ -83,7 +83,8 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         retired = DraftRegistry(database).retired() & set(settings.models.drafters)
         if retired:
             log.warning("retired drafters are not opened: %s", ", ".join(sorted(retired)))
-        settings = settings.model_copy(update={"models": settings.models.without(retired)})
+        configured = settings.models
+        settings = settings.model_copy(update={"models": configured.without(retired)})
         models = settings.models
         if models.target.engine == "vllm":
             models = _start_vllm(settings, exits, start_wait)
@@ -101,7 +102,7 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
         base = lay_foundation(settings, engine, database, stop=stop, hurry=hurry, rng=rng, metrics=metrics)
-        _consume(assemble(base, tasks_file, producer), health, metrics_url=endpoint.url)
+        _consume(assemble(base, tasks_file, producer, configured), health, metrics_url=endpoint.url)
 
 
 def _start_vllm(settings: Settings, exits: ExitStack, start_wait: StartWait) -> ModelSettings:

@@ -27,6 +27,7 @@ from alphaloop.store.outcomes import OutboxMessage, Outcome, OutcomeStore
 from alphaloop.store.task_memory import ResultMemoryStore
 from alphaloop.store.workers import ServerIdentityStore
 from worker.background import BackgroundThread, Threads
+from worker.candidates import open_candidates
 from worker.claims import LeaseKeeper, open_claiming
 from worker.dead_letters import open_forwarder, open_retries
 from worker.deciding.decider import Deciding, open_deciding
@@ -53,13 +54,18 @@ log = logging.getLogger(__name__)
 EVIDENCE_POLL_S: Final = 5.0
 
 
-def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer) -> Worker:
+def assemble(
+    base: Foundation, tasks_file: TasksFile | None, producer: Producer, configured: ModelSettings | None = None
+) -> Worker:
     """Build a worker. `producer` sends results; dead letters have a producer of their own.
 
-    Without a `tasks_file` its tasks stay as they are in the settings. Costs never measured here are measured now.
+    Without a `tasks_file` its tasks stay as they are in the settings. `configured`: the models of the settings with the
+    retired drafters, whose successors draft as they did; None: none is retired. Costs never measured here are measured
+    now.
     """
     settings = base.settings
     deciding = _open_deciding(base)
+    candidates = open_candidates(base, deciding, configured or settings.models)
     segments = SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=base.now)
     contents = ContentStore.of(settings.claim_check)
 
@@ -85,18 +91,12 @@ def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer)
     feed = open_feed(base, reader, claiming, undecoded, deciding)
     control = open_control_reader(base, control_intake, leases, forwarder)
     presence = open_presence(base, leases, deciding.facts, lambda: bound.bindings.default_model)
-    steering = open_steering(base, deciding.decider.session.lengths, presence, validation)
+    steering = open_steering(base, deciding.decider.session.lengths, presence, validation, candidates.rivals)
     watch = _watch(base, deciding.evidence_cache, leases, [intake, control_intake])
-    turns: dict[str, Callable[[], object]] = {
-        "control": control.turn,
-        "feed": feed.turn,
-        "retries": retries.turn,
-        "recording": recorder.turn,
-        "publishing": publisher.turn,
-        "forwarding": forwarder.turn,
-        "background": partial(_write_in_background, base, deciding),
-    }
-    keepers = (leases.thread, watch.thread, bound.thread, *(memory.threads if memory else ()))
+    turns: dict[str, Callable[[], object]] = {"control": control.turn, "feed": feed.turn, "retries": retries.turn}
+    turns |= {"recording": recorder.turn, "publishing": publisher.turn, "forwarding": forwarder.turn}
+    turns |= {"background": partial(_write_in_background, base, deciding)}
+    keepers = (leases.thread, watch.thread, bound.thread, *candidates.threads, *(memory.threads if memory else ()))
     return Worker(
         base=base,
         threads=_threads(base, turns, feed, keepers, (intake, control_intake), recorder.tracing),
@@ -111,7 +111,8 @@ def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer)
         publisher=publisher,
         forwarder=forwarder,
         presence=presence,
-        slices=open_slice_recorder(base),
+        slices=open_slice_recorder(base, deciding.revisions),
+        candidates=candidates,
     )
 
 

@@ -28,6 +28,7 @@ from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import Line
 from worker.background import Threads
+from worker.candidates import Candidates
 from worker.claims import ClaimedJob, Claiming, cancelled, expired
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Deciding
@@ -72,6 +73,8 @@ class Worker:
     # What other processes read of it.
     presence: Presence
     slices: SliceRecorder
+    # What it drafts with beside its settings.
+    candidates: Candidates
 
     end_reason: str | None = field(init=False, default=None)  #: why the worker ends by itself
 
@@ -126,7 +129,8 @@ class Worker:
     def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
 
-        1. learn     outcomes that were recorded meanwhile are evidence for the next decision
+        1. learn     outcomes that were recorded meanwhile are evidence for the next decision; a drafter that was
+                     trained anew and fetched meanwhile is loaded
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
         4. set aside jobs whose servers are all away, so that no other job waits for their end
@@ -145,6 +149,7 @@ class Worker:
         self.threads.check()
         self._blame.check()
         self._learn()
+        self.candidates.load_fetched()
         self._give_back_moved()
         self._drop_unwanted()
         self._set_aside_absent()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import AsksServers, EngineIdentity, Generation, Served, Step
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
@@ -43,6 +44,7 @@ class RoundSteering:
 
     `num_vanilla_tokens`: of a task, the first tokens of a streamed answer that are decoded vanilla, so that no draft
     model reads a prompt while a reader waits for them. Until then the sequence takes no part in the experiment.
+    `rivals`: by drafter, the loaded drafter that it is on trial with.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class RoundSteering:
         lengths: LengthsTogether,
         now: Callable[[], datetime],
         num_vanilla_tokens: Callable[[str], int] = lambda task: 0,
+        rivals: Callable[[], Mapping[str, DrafterState]] = dict,
     ) -> None:
         self._lengths = lengths
         self._now = now
+        self._rivals = rivals
         self._num_vanilla_tokens = num_vanilla_tokens
         self._first: dict[str, int] = {}  # by job_id of streams: tokens that are still to come vanilla, or 0
         self._running_ids: frozenset[str] = frozenset()
@@ -118,20 +122,27 @@ class RoundSteering:
             name: decision.expected for name, decision in {id(job.decision): job.decision for job in jobs}.items()
         }
         free: dict[str, FreeSequence] = {}
+        rivals = self._rivals()
         for job in jobs:
             setting = self._wanted[job.job_id]
             if setting.drafter and _is_free(job.lane, job.decision) and not self._first.get(job.job_id):
                 promised = expected[id(job.decision)] if job.decision.drafter == setting.drafter else None
                 treatment = Treatment(setting.drafter, setting.num_draft_tokens)
-                free[job.job_id] = FreeSequence(_subject_of(job.lane), treatment, promised)
+                rival = rivals.get(setting.drafter)
+                against = None if rival is None else Treatment(rival.name, rival.within(treatment.num_draft_tokens))
+                free[job.job_id] = FreeSequence(_subject_of(job.lane), treatment, promised, against)
         self._trials.consider(free)
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
         if self._first.get(job.job_id):
             return DraftSetting(wanted.drafter, 0)
+        if not self._trials.is_control(job.job_id):
+            return wanted
+        if (rival := self._trials.rival_of(job.job_id)) is not None:
+            return DraftSetting(rival.drafter, rival.num_draft_tokens)
         # Paused, not closed: after the slice the drafter continues where it was.
-        return DraftSetting(wanted.drafter, 0) if self._trials.is_control(job.job_id) else wanted
+        return DraftSetting(wanted.drafter, 0)
 
 
 @dataclass(eq=False)
@@ -312,8 +323,9 @@ def open_steering(
     lengths: LengthsTogether,
     presence: Presence,
     validation: Validation,
+    rivals: Callable[[], Mapping[str, DrafterState]],
 ) -> Steering:
-    """What assigns the arms of the experiment.
+    """What assigns the arms of the experiment. `rivals`: by drafter, the one that it is on trial with.
 
     It draws what is vanilla: slices of rounds, or requests where the engine cannot change those. Where a server drafts
     as each request asks, control requests would share their rounds with requests that draft, and be slowed by them:
@@ -322,7 +334,9 @@ def open_steering(
     engine, share = base.engine, base.settings.policy.control_share
     if engine.can_redraft:
         schedule = RoundSchedule(RoundDesign(control_share=share), base.rng)
-        return RoundSteering(schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens)
+        return RoundSteering(
+            schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens, rivals
+        )
     if isinstance(engine, AsksServers) and engine.measures_itself:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
         return MeasuredSteering(revisions, lengths if engine.times_steps else None, base.now)
@@ -398,8 +412,8 @@ class SliceRecorder:
         return SliceRow(subject, replace(counted, task=task), self.owner)
 
 
-def open_slice_recorder(base: Foundation) -> SliceRecorder:
-    """What stores the slices of this worker."""
-    engine = base.engine
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    return SliceRecorder(SwitchbackStore(base.database), engine.identity, revisions, owner=base.owner, now=base.now)
+def open_slice_recorder(base: Foundation, revisions: Mapping[str, str]) -> SliceRecorder:
+    """What stores the slices of this worker; `revisions` are those of its drafters, by name."""
+    return SliceRecorder(
+        SwitchbackStore(base.database), base.engine.identity, revisions, owner=base.owner, now=base.now
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -68,7 +67,6 @@ LOOK_S: Final = 2.0
 AGAIN_AFTER: Final = timedelta(seconds=60)
 #: Of the scheduler of the operating system: jobs go before training.
 _NICE: Final = 10
-_SUFFIX: Final = re.compile(r"-\d+$")
 _AWAY: Final = (StoreUnavailable, BrokerUnavailable, ContentStoreUnavailable)
 
 
@@ -130,7 +128,7 @@ class Trainer:
         prompts = self._capture(refresh, work)
         parent = open_parent(self._drafter(refresh), refresh.parent_draft_revision)
         name, out = self._candidate_name(refresh.drafter), work / "draft"
-        trainee = Trainee(settings, name, parent, prompts, out, _Progress(refresh.id), should_stop)
+        trainee = Trainee(settings, name, parent, prompts, out, progress=_Progress(refresh.id), should_stop=should_stop)
         if settings.refresh.command:
             self._command(refresh, trainee, work)
             trained_on, judgement = "by refresh.command", None
@@ -225,7 +223,7 @@ class Trainer:
     def _drafter(self, refresh: Refresh) -> HeadsDrafterSettings:
         """The settings of the parent, which is configured or a candidate that was kept. Raises AlphaloopError."""
         configured = self.settings.models.drafters
-        drafter = configured.get(refresh.drafter) or configured.get(_SUFFIX.sub("", refresh.drafter))
+        drafter = configured.get(self.settings.models.ancestor(refresh.drafter))
         if not isinstance(drafter, HeadsDrafterSettings):
             raise ConfigError(f"expected a drafter of the method heads or eagle3, found {refresh.drafter}")
         if refresh.drafter in configured:
@@ -240,7 +238,7 @@ class Trainer:
         """The drafter's with the lowest suffix that no drafter has, or ever had."""
         known = set(self.settings.models.drafters) | {draft.drafter for draft in DraftRegistry(self.database).all()}
         known |= {refresh.candidate_name for refresh in self._store.all() if refresh.candidate_name}
-        base = drafter if drafter in self.settings.models.drafters else _SUFFIX.sub("", drafter)
+        base = self.settings.models.ancestor(drafter)
         return next(name for number in range(2, 2 + len(known) + 1) if (name := f"{base}-{number}") not in known)
 
     @contextmanager

@@ -44,7 +44,7 @@ def refresh(
             note(f"{how_many(len(ended), 'refresh')} of {name} cancelled" if ended else f"no refresh of {name} is open")
         elif not status:
             _open(settings, database, name)
-        lines = refresh_lines(database, drafter=name)
+        lines = refresh_lines(database, settings.models, drafter=name)
     show_rows(
         lines,
         *("number", "target", "why", "state", "stale", "after", "gain", "what there is to say"),

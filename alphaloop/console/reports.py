@@ -97,5 +97,8 @@ def report(sources: Sources, request: Request) -> Response:
 
 def drafts(sources: Sources, request: Request) -> Page:
     """Every draft revision that was registered, and every time that one was trained anew."""
-    found = {"drafts": DraftRegistry(sources.database).all(), "refreshes": refresh_lines(sources.database)}
+    found = {
+        "drafts": DraftRegistry(sources.database).all(),
+        "refreshes": refresh_lines(sources.database, sources.settings.models),
+    }
     return Page("drafts.html.j2", "Drafts", found)

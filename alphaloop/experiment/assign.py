@@ -13,6 +13,9 @@ A block is a control slice between two treatment windows. It runs on one of two 
 
 All subjects that speculate switch together, because they share their rounds or servers. If some went on drafting, a
 control slice would take longer the more of its sequences are theirs, and that number differs from slice to slice.
+
+A drafter on trial beside the one that it may replace has a *rival*: in blocks drawn by lot its subjects draft with the
+rival in the control slice, and the others go on as they were.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Final, TypeAlias
 
 from alphaloop.experiment.observe import Census, Phase, RequestFacts, RoundFacts, Slice, Treatment, TrialGroup
 
-#: What a task's sequences do in a round: speculate like this, or None: vanilla, the control arm.
+#: What a task's sequences do in a round: speculate like this, or None: vanilla. Either may be the control arm.
 Arm: TypeAlias = Treatment | None
 
 #: How far the time of a round moves towards the last one seen.
@@ -45,6 +48,11 @@ _LEFT_SHARE: Final = 0.1
 _MOST_WAITED: Final = 4
 #: Slices of a control phase of requests, for each doubling of the load.
 _BINS: Final = 2
+#: Of blocks that may be against a rival, those that are.
+_RIVAL_SHARE: Final = 0.5
+
+
+_NO_RIVALS: Final[Mapping[str, Treatment]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +136,30 @@ class RoundSchedule(_Schedule):
         """Whether the round that was asked for last is spent on control, washouts included."""
         return self._block is not None and self._block.is_charged
 
-    def next_round(self, running: Mapping[str, Treatment]) -> Mapping[str, Arm]:
-        """The arm of every task of `running`: those that have sequences and would speculate in this round."""
+    def next_round(
+        self, running: Mapping[str, Treatment], rivals: Mapping[str, Treatment] = _NO_RIVALS
+    ) -> Mapping[str, Arm]:
+        """The arm of every task of `running`: those that have sequences and would speculate in this round.
+
+        `rivals`: how the tasks whose drafter is on trial would speculate with the one that it may replace.
+        """
         block = self._block
         if block is not None:
             for task, treatment in [*block.treatments.items()]:
-                wanted = running.get(task)
-                if wanted is None or wanted.drafter != treatment.drafter:
+                wanted, rival = running.get(task), rivals.get(task)
+                has_left = wanted is None or wanted.drafter != treatment.drafter
+                if has_left or (block.against and (rival is None or rival.drafter != block.against[task].drafter)):
                     block.leave(task)
             self._end_block_if_over()
         if self._block is None and self._design.control_share and running and self._account.is_due:
-            self._begin_block(running)
-        is_vanilla = self._block is not None and self._block.is_vanilla
-        self._arms = dict.fromkeys(running) if is_vanilla else dict(running)
+            self._begin_block(running, rivals)
+        block = self._block
+        if block is None or not block.is_control:
+            self._arms = dict(running)
+        elif block.against:
+            self._arms = {task: rivals[task] if task in block.treatments else own for task, own in running.items()}
+        else:
+            self._arms = dict.fromkeys(running)
         return self._arms
 
     def observe(self, facts: RoundFacts) -> tuple[Slice, ...]:
@@ -167,8 +186,13 @@ class RoundSchedule(_Schedule):
             self._ended += census.take(self._new_id(), task)
         return self.take()
 
-    def _begin_block(self, running: Mapping[str, Treatment]) -> None:
-        self._block = _RoundBlock(running, self._new_id, self._design)
+    def _begin_block(self, running: Mapping[str, Treatment], rivals: Mapping[str, Treatment]) -> None:
+        against = {task: rival for task, rival in rivals.items() if task in running}
+        if against and self._rng.random() < _RIVAL_SHARE:
+            on_trial = {task: running[task] for task in against}
+            self._block = _RoundBlock(on_trial, self._new_id, self._design, against)
+        else:
+            self._block = _RoundBlock(running, self._new_id, self._design)
         self._draw()
         for task, block_id in self._block.ids.items():
             self._ended += self._censuses[task].take(block_id, task)
@@ -216,7 +240,7 @@ class RequestSchedule(_Schedule):
         self._num_started += 1
         self._begin_when_due()
         block = self._block
-        speculates = block is None or not block.is_vanilla
+        speculates = block is None or not block.is_control
         is_pure = block is None or not block.is_charged
         phase = block.start() if block is not None else None
         self._running[request_id] = _Request(trial, speculates, is_pure, block if phase else None, phase)
@@ -368,8 +392,8 @@ class _Block:
         self._num_begun = self._num_counted = 0
 
     @property
-    def is_vanilla(self) -> bool:
-        """Whether the next round decodes vanilla, or the next request starts so."""
+    def is_control(self) -> bool:
+        """Whether the next round is of the control arm, or the next request starts so."""
         return self.stage in (_Stage.LEAVING, _Stage.CONTROL)
 
     @property
@@ -398,7 +422,13 @@ class _RoundBlock(_Block):
     A task may leave before the block ends. The slices of those that stay name the k with which the block began.
     """
 
-    def __init__(self, treatments: Mapping[str, Treatment], new_id: Callable[[], str], design: RoundDesign) -> None:
+    def __init__(
+        self,
+        treatments: Mapping[str, Treatment],
+        new_id: Callable[[], str],
+        design: RoundDesign,
+        against: Mapping[str, Treatment] = _NO_RIVALS,
+    ) -> None:
         super().__init__(
             {
                 _Stage.BEFORE: design.num_window_rounds,
@@ -409,6 +439,7 @@ class _RoundBlock(_Block):
             }
         )
         self.treatments = dict(treatments)  #: of the tasks that are still in the block
+        self.against: Final = against  #: how each task's control slice drafts; empty: vanilla
         self.ids: Final = {task: new_id() for task in treatments}  #: of each task's slices
         self._slices: dict[tuple[str, Phase], Slice] = {}
 
@@ -429,7 +460,9 @@ class _RoundBlock(_Block):
         if (phase := _COUNTED.get(self.stage)) is not None:
             for task, treatment in self.treatments.items():
                 if (task, phase) not in self._slices:
-                    self._slices[task, phase] = Slice(self.ids[task], task, phase, treatment, facts.started_at)
+                    begun = Slice(self.ids[task], task, phase, treatment, facts.started_at)
+                    begun.against = self.against[task].drafter if self.against else ""
+                    self._slices[task, phase] = begun
                 self._slices[task, phase].add(facts, facts.tasks[task])
             self._num_counted += not facts.has_prompt
             length = self._lengths[self.stage]

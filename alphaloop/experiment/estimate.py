@@ -4,10 +4,12 @@ Two parts, each from the rounds that know it best. With one vanilla token a roun
 noise of text; their times are compared with the times right before and after them. How many tokens a treatment round
 yields is counted over *all* treatment rounds. For group s of strata (number running, context):
 
-    speed-up = ( Σ_s tokens_s · t̄_s / q_s + P ) / ( Σ_s R_s · t̄_s + P )
+    speed-up = ( Σ_s tokens_s · t̄_s / (q_s · y_s) + P ) / ( Σ_s R_s · t̄_s + P )
 
-R_s sequence-rounds of the treatment and tokens_s their tokens, t̄_s its mean time of a round without a prompt, q_s that
-time over a control round's (`time_ratios`), P the time that reading prompts added, which is the same in both arms. So
+y_s is what a control round yields for a sequence: 1 where control is vanilla; where it drafts with a rival, the tokens
+of all control slices over their sequence-rounds. R_s are sequence-rounds of the treatment and tokens_s their tokens,
+t̄_s its mean time of a round without a prompt, q_s that time over a control round's (`time_ratios`), P the time that
+reading prompts added, which is the same in both arms. So
 every group has the weight that it has in the traffic.
 
 The interval: blocks are the unit of the times, stretches between two blocks the unit of the texts, and t has the
@@ -72,7 +74,7 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     groups = [group_of[block.stratum] for block in blocks]
     texts = _Texts(treated, group_of)
     times = time_ratios(blocks, groups, texts.mean_proposed.tolist())
-    speedup = _interval(texts, times, groups)
+    speedup = _interval(texts, times, groups, _ControlTexts(blocks, groups))
     return MeasuredSpeedup(speedup, len(blocks), num_control_rounds, verdict_of(speedup))
 
 
@@ -84,7 +86,8 @@ class _Texts:
         begins: dict[str, float] = defaultdict(lambda: math.inf)
         for part in treated:
             begins[part.block_id] = min(begins[part.block_id], part.started_at.timestamp())
-        order = {block_id: index for index, block_id in enumerate(sorted(begins, key=lambda name: begins[name]))}
+        #: By block, its stretch: what lies before it, and its windows.
+        self.order = order = {name: index for index, name in enumerate(sorted(begins, key=lambda name: begins[name]))}
         # [stretches, groups]; rounds with a prompt belong to the tokens, and their proposals are not counted.
         self.tokens, self.rounds, self.plain_rounds, self.proposed = (
             np.zeros((len(order), num_groups)) for _ in range(4)
@@ -105,10 +108,33 @@ class _Texts:
         self.prompt_s = max(0.0, whole_s - float(self.rounds.sum(axis=0) @ self.round_s))
 
 
-def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int]) -> Interval:
+class _ControlTexts:
+    """Tokens that a control round yields for a sequence, by group, and what each block moved their logarithm by.
+
+    A ratio estimator with blocks as units (Cochran 1977, §6.4). Vanilla rounds yield one, without any error.
+    """
+
+    def __init__(self, blocks: Sequence[ComparedBlock], groups: Sequence[int]) -> None:
+        num_groups = max(groups) + 1
+        belongs = (np.asarray(groups)[:, None] == np.arange(num_groups)).astype(np.float64)  # [blocks, groups]
+        tokens, rounds = (
+            np.array([float(getattr(block.control, name)) for block in blocks])
+            for name in ("num_tokens", "num_sequence_rounds")
+        )
+        whole_tokens, whole_rounds = belongs.T @ tokens, np.maximum(belongs.T @ rounds, 1.0)
+        self.yields: Floats = whole_tokens / whole_rounds  # [groups]
+        num_blocks = np.maximum(belongs.sum(axis=0), 2.0)
+        corrected = np.sqrt(num_blocks / (num_blocks - 1))
+        residual = belongs * (tokens[:, None] - self.yields * rounds[:, None])
+        self.influence: Floats = residual / np.maximum(whole_tokens, 1.0) * corrected  # [blocks, groups]
+        self.names: Final = [block.control.block_id for block in blocks]
+
+
+def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int], control: _ControlTexts) -> Interval:
     """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
-    vanilla_s = texts.tokens * texts.round_s / times.ratio  # [stretches, groups]
-    moved = -(times.influence @ vanilla_s.sum(axis=0))  # [blocks]
+    vanilla_s = texts.tokens * texts.round_s / (times.ratio * control.yields)  # [stretches, groups]
+    by_times, by_texts = -(times.influence @ vanilla_s.sum(axis=0)), -(control.influence @ vanilla_s.sum(axis=0))
+    moved = by_times + by_texts  # [blocks]
     of_times = float(moved @ moved)
     # More proposals than usual make longer rounds too: what they yield is set against what they take.
     extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
@@ -117,11 +143,14 @@ def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int]) -> Interv
     residual = (vanilla_s - speedup * treatment_s).sum(axis=1)
     degrees_of_texts = float(max(len(residual) - 1, 1))
     of_texts = _serial_variance(residual) * len(residual) / degrees_of_texts
-    variance = of_times + of_texts
+    # Control and the windows around it, which are parts of one stretch, draft for the same texts, easy or hard ones.
+    shared = 2 * float(by_texts @ residual[[texts.order[name] for name in control.names]])
+    apart = of_times + of_texts
+    variance = max(apart + shared, float(by_times @ by_times))
     degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
     uncertain = of_times**2 / degrees_of_times + of_texts**2 / degrees_of_texts
     whole_s = float(vanilla_s.sum()) + texts.prompt_s
-    margin = t95(variance**2 / uncertain if uncertain else math.inf) * math.sqrt(variance) / whole_s
+    margin = t95(apart**2 / uncertain if uncertain else math.inf) * math.sqrt(variance) / whole_s
     ratio = whole_s / (float(treatment_s.sum()) + texts.prompt_s)
     return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 

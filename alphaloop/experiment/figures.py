@@ -48,7 +48,10 @@ class OfSlices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpeedup(OfSlices):
-    """How many times faster a subject's texts come than vanilla, with the draft lengths and the load it was seen at."""
+    """How many times faster a subject's texts come than vanilla, with the draft lengths and the load it was seen at.
+
+    With `against`, than with that drafter: the two are on trial beside each other.
+    """
 
     mean_context: float  #: tokens of context a sequence
     num_tokens: int  #: of the treatment
@@ -57,6 +60,7 @@ class TaskSpeedup(OfSlices):
     control_share: float  #: of the seconds times sequences of all slices, those of control; washouts are in no slice
     speedup: Interval | None  #: None before there are eight blocks
     verdict: Verdict
+    against: str = ""
 
     @property
     def drafter(self) -> str:
@@ -80,8 +84,26 @@ class TaskSpeedup(OfSlices):
         return tokens_per_s / self.speedup.mean if tokens_per_s is not None and self.speedup is not None else None
 
 
-def task_speedup(subject: SpeedupSubject, slices: Sequence[Slice], computed_at: datetime) -> TaskSpeedup:
-    """The figure of all slices of a subject in a window of time, of which at least one is of the treatment."""
+def over_vanilla(slices: Iterable[Slice]) -> list[Slice]:
+    """Those without the blocks whose control slices draft."""
+    return [part for part in slices if not part.against]
+
+
+def over_rivals(slices: Sequence[Slice]) -> dict[str, list[Slice]]:
+    """By drafter of a control slice, the blocks against it, and what the treatment did between blocks."""
+    between = [part for part in slices if part.phase is Phase.BETWEEN]
+    rivals = sorted({part.against for part in slices} - {""})
+    whole = {rival: [*between, *(part for part in slices if part.against == rival)] for rival in rivals}
+    return {rival: sorted(parts, key=lambda part: part.started_at) for rival, parts in whole.items()}
+
+
+def task_speedup(
+    subject: SpeedupSubject, slices: Sequence[Slice], computed_at: datetime, against: str = ""
+) -> TaskSpeedup:
+    """The figure of all slices of a subject in a window of time, of which at least one is of the treatment.
+
+    Their control slices are vanilla, or those of the drafter `against`.
+    """
     treated = [part for part in slices if part.phase is not Phase.CONTROL]
     num_rounds = sum(part.num_rounds + part.num_prompt_rounds for part in treated)
     lengths = [part.treatment.num_draft_tokens for part in treated]
@@ -103,6 +125,7 @@ def task_speedup(subject: SpeedupSubject, slices: Sequence[Slice], computed_at: 
         covers_from=min(begins),
         covers_to=max(begins),
         computed_at=computed_at,
+        against=against,
     )
 
 

@@ -20,7 +20,7 @@ _CONTEXT_LIMITS: Final = (256, 1024, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """How a task's sequences speculate: the treatment arm. The control arm is vanilla decoding."""
+    """How a task's sequences speculate: the treatment arm, or the control arm where that has a rival drafter."""
 
     drafter: str
     num_draft_tokens: int
@@ -110,7 +110,7 @@ class Phase(StrEnum):
 
     BETWEEN = "between"  #: treatment, outside a block
     BEFORE = "before"  #: treatment, the block's window before its control slice
-    CONTROL = "control"  #: vanilla
+    CONTROL = "control"  #: vanilla, or with the rival drafter that `Slice.against` names
     AFTER = "after"  #: treatment, the block's window after its control slice
 
 
@@ -160,6 +160,7 @@ class Slice:
     uncorrected_vanilla_s: float = 0.0
     model_sd_s: float = 0.0
     sum_elsewhere: float = 0.0  #: of requests: Σ over all rounds of those at other endpoints
+    against: str = ""  #: the drafter of the block's control slice; empty: it decodes vanilla, or there is no block
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
@@ -233,7 +234,9 @@ class Slice:
 
 #: The fields of a slice that add up.
 SUMS: Final = tuple(
-    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
+    field.name
+    for field in fields(Slice)
+    if field.name not in ("block_id", "task", "phase", "treatment", "started_at", "against")
 )
 
 

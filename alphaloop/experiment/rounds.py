@@ -37,6 +37,7 @@ class FreeSequence:
     subject: str
     treatment: Treatment  #: with k of 0 where it drafts nothing at this load
     expected: Expected | None = None  #: of its decision, where that was for this drafter
+    rival: Treatment | None = None  #: with the drafter that this one may replace; None: it is not on trial against any
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class RoundTrials:
         self._treatments: dict[str, Treatment] = {}  # by subject
         self._on_trial: dict[str, str] = {}  # subject by sequence
         self._expected: dict[str, Expected | None] = {}  # by subject
+        self._rivals: dict[str, Treatment] = {}  # by subject
         self._arms: Mapping[str, Arm] = {}
 
     def consider(self, free: Mapping[str, FreeSequence]) -> None:
@@ -73,6 +75,7 @@ class RoundTrials:
             for name, sequence in free.items()
             if sequence.subject in votes and sequence.treatment.drafter == self._treatments[sequence.subject].drafter
         }
+        self._rivals = {free[name].subject: rival for name in self._on_trial if (rival := free[name].rival) is not None}
         expected: dict[str, list[Expected]] = {subject: [] for subject in votes}
         for name, subject in self._on_trial.items():
             if (own := free[name].expected) is not None:
@@ -81,13 +84,17 @@ class RoundTrials:
 
     def next_round(self) -> bool:
         """Draw the arms of the next round; whether they differ from those of the last one."""
-        before, self._arms = self._arms, dict(self._schedule.next_round(self._treatments))
+        before, self._arms = self._arms, dict(self._schedule.next_round(self._treatments, self._rivals))
         return self._arms != before
 
     def is_control(self, name: str) -> bool:
-        """Whether the sequence decodes vanilla in the next round because it is control."""
+        """Whether the sequence is control in the next round, and so decodes vanilla, or with its rival."""
         subject = self._on_trial.get(name)
-        return subject is not None and subject in self._arms and self._arms[subject] is None
+        return subject is not None and subject in self._arms and self._arms[subject] != self._treatments[subject]
+
+    def rival_of(self, name: str) -> Treatment | None:
+        """How the sequence drafts in the next round because it is control; None: it decodes vanilla."""
+        return self._arms.get(self._on_trial.get(name, ""))
 
     def observe(
         self,

@@ -6,15 +6,22 @@ and after: parent and candidate on the texts of the new target, which the traine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
+from alphaloop.acceptance import Interval
 from alphaloop.draft_card import DraftJudgement
+from alphaloop.errors import ConfigError
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore, is_trainer_missing
+from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import SeenWorker, heard_lately
 from alphaloop.wording import how_many, span
 
@@ -36,6 +43,7 @@ class RefreshLine:
     ratio: float | None  #: after over stale, on the same texts
     low: float | None  #: of the 95 % interval of `ratio`
     high: float | None
+    trial: Mapping[str, Interval]  #: by task, how many times faster the candidate decodes than its parent, measured
     candidate_name: str | None
     candidate_revision: str | None
     num_attempts: int
@@ -60,27 +68,45 @@ class RefreshLine:
 
     @property
     def in_words(self) -> str:
-        """Why it is in its state, with what it took so far."""
+        """Why it is in its state, what its trial has measured, and what it took so far."""
+        trial = ", ".join(f"{task} {gain_in_words(gain)}" for task, gain in self.trial.items())
         took = f"{span(self.device_s)} of a trainer's time" if self.device_s >= 1 else ""
-        return "; ".join(part for part in (self.sentence, took) if part)
+        parts = self.sentence, f"measured over {self.drafter}: {trial}" if trial else "", took
+        return "; ".join(part for part in parts if part)
 
 
 def refresh_lines(
-    database: Database, *, drafter: str | None = None, within: timedelta | None = None
+    database: Database, models: ModelSettings, *, drafter: str | None = None, within: timedelta | None = None
 ) -> list[RefreshLine]:
-    """The refreshes of a drafter or of all, the newest first; with `within` those that are open or changed lately."""
+    """The refreshes of a drafter or of all, the newest first; with `within` those that are open or changed lately.
+
+    `models` say which drafters ask a candidate.
+    """
     store, now = RefreshStore(database), DatabaseClock(database).now()
+    rivals = SwitchbackStore(database).rivals(now)
     known = store.all(None if within is None else now - within)
     judged = [draft for draft in DraftRegistry(database).all() if draft.figures is not None]
     drafts = {(draft.drafter, draft.draft_revision): draft for draft in judged}
     return [
-        _line(refresh, drafts.get((refresh.drafter, refresh.parent_draft_revision)), known, now)
+        _line(
+            refresh,
+            drafts.get((refresh.drafter, refresh.parent_draft_revision)),
+            known,
+            now,
+            {task: gain.speedup for task, gain in trial_gains(models, refresh, rivals).items()},
+        )
         for refresh in known
         if drafter in (None, refresh.drafter)
     ]
 
 
-def _line(refresh: Refresh, parent: DraftRevision | None, known: Sequence[Refresh], now: datetime) -> RefreshLine:
+def _line(
+    refresh: Refresh,
+    parent: DraftRevision | None,
+    known: Sequence[Refresh],
+    now: datetime,
+    trial: Mapping[str, Interval],
+) -> RefreshLine:
     total: dict[str, Any] = (refresh.figures or {}).get("total", {})
     return RefreshLine(
         id=refresh.id,
@@ -96,6 +122,7 @@ def _line(refresh: Refresh, parent: DraftRevision | None, known: Sequence[Refres
         ratio=total.get("ratio"),
         low=total.get("low"),
         high=total.get("high"),
+        trial=trial,
         candidate_name=refresh.candidate_name,
         candidate_revision=refresh.candidate_revision,
         num_attempts=refresh.attempt,
@@ -119,6 +146,73 @@ def _tokens_a_round(draft: DraftRevision | None) -> float | None:
         return None
     total = DraftJudgement.model_validate(draft.figures).total
     return total.num_tokens / total.rounds if total.rounds else None
+
+
+def names_of(models: ModelSettings, refresh: Refresh) -> tuple[str, ...]:
+    """The candidate of a refresh and what asks it, by the names under which they draft; the candidate first."""
+    name = refresh.candidate_name or ""
+    try:
+        return tuple(models.successors(refresh.drafter, name))
+    except ConfigError:  # no worker loads it with these settings
+        return (name,)
+
+
+def trial_gains(models: ModelSettings, refresh: Refresh, rivals: Iterable[TaskSpeedup]) -> dict[str, TaskGain]:
+    """By task, how many times faster the candidate of a refresh is than its parent, as far as that is measured."""
+    try:
+        pairs = {
+            name: one.parent for name, one in models.successors(refresh.drafter, refresh.candidate_name or "").items()
+        }
+    except ConfigError:
+        pairs = {}
+    gains: dict[str, list[TaskGain]] = {}
+    for one in rivals:
+        subject = one.subject
+        if (
+            one.speedup is None
+            or not 0 < one.speedup.low < one.speedup.high < math.inf
+            or subject.target_revision != refresh.target_revision
+        ):
+            continue
+        gain = one.speedup
+        if pairs.get(one.against) == subject.drafter:  # the parent decodes, and the candidate is its control
+            gain = Interval(1 / gain.mean, 1 / gain.high, 1 / gain.low)
+        elif pairs.get(subject.drafter) != one.against:
+            continue
+        gains.setdefault(subject.task, []).append(TaskGain(gain, one.sequence_s))
+    means = {task: (mean_gain(own), sum(gain.sequence_s for gain in own)) for task, own in gains.items()}
+    return {task: TaskGain(gain, seconds) for task, (gain, seconds) in sorted(means.items()) if gain is not None}
+
+
+def mean_gain(gains: Iterable[TaskGain]) -> Interval | None:
+    """The geometric mean of gains, weighted by the time that each rests on, with its 95 % interval; None of none.
+
+    ln(gain) of each is taken to be normal, and independent of the others: they are of other rounds.
+    """
+    gains = [gain for gain in gains if gain.sequence_s > 0]
+    if not gains:
+        return None
+    whole_s = sum(gain.sequence_s for gain in gains)
+    mean = sum(gain.sequence_s * math.log(gain.speedup.mean) for gain in gains) / whole_s
+    low, high = (
+        math.sqrt(sum((gain.sequence_s * math.log(bound(gain.speedup) / gain.speedup.mean)) ** 2 for gain in gains))
+        / whole_s
+        for bound in (attrgetter("low"), attrgetter("high"))
+    )
+    return Interval(math.exp(mean), math.exp(mean - low), math.exp(mean + high))
+
+
+def gain_in_words(gain: Interval) -> str:
+    """`1.12× [1.05 1.20]`."""
+    return f"{gain.mean:.2f}× [{gain.low:.2f} {gain.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGain:
+    """How many times faster a task is with a candidate than with its parent."""
+
+    speedup: Interval
+    sequence_s: float  #: seconds times sequences that it rests on
 
 
 @dataclass(frozen=True, slots=True)

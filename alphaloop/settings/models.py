@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
+from alphaloop.errors import ConfigError
 from alphaloop.messages.job import TaskName
 from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.settings.section import Section, Share
@@ -411,6 +412,16 @@ DrafterSettings = Annotated[
 ]
 
 
+class Successor(NamedTuple):
+    """A drafter that a worker has beside those of its settings, because one of these was trained anew."""
+
+    parent: str  #: that it is on trial with
+    settings: HeadsDrafterSettings | HybridDrafterSettings
+
+
+_NUMBER: Final = re.compile(r"-\d+$")
+
+
 class ModelSettings(Section):
     """configs/models.toml."""
 
@@ -525,6 +536,34 @@ class ModelSettings(Section):
         if self.target.engine == "vllm":
             return type(self)(target=self.target, drafters=left)
         return self.model_copy(update={"drafters": left})
+
+    def ancestor(self, drafter: str) -> str:
+        """The drafter of the settings that one which was trained anew comes from, `heads` of `heads-3`; else itself."""
+        return drafter if drafter in self.drafters else _NUMBER.sub("", drafter)
+
+    def successors(self, parent: str, candidate: str, source: str = "") -> dict[str, Successor]:
+        """What drafts with a candidate that was trained anew from `parent`, by name, the candidate first.
+
+        The candidate has the settings of its ancestor and the files at `source`. A hybrid that asks the ancestor has a
+        successor that asks the candidate, unless a drafter of the settings has that name. Raises ConfigError where
+        one has the candidate's, or the ancestor is gone from the settings.
+        """
+        base = self.ancestor(parent)
+        drafter = self.drafters.get(base)
+        if candidate in self.drafters:
+            raise ConfigError(f"expected no drafter in the settings with the candidate's name {candidate}, found one")
+        if not isinstance(drafter, HeadsDrafterSettings):
+            raise ConfigError(f"expected a drafter {base} of the method heads or eagle3 in the settings, found none")
+        files = drafter.model_copy(update={"source": source, "revision": None})
+        succeeding = {candidate: Successor(parent, files)}
+        for name, hybrid in self.drafters.items():
+            anew = f"{name}{candidate.removeprefix(base)}"
+            if isinstance(hybrid, HybridDrafterSettings) and base in hybrid.sources and anew not in self.drafters:
+                sources = tuple(candidate if asked == base else asked for asked in hybrid.sources)
+                most = {candidate if asked == base else asked: num for asked, num in hybrid.most_tokens.items()}
+                asking = hybrid.model_copy(update={"sources": sources, "most_tokens": most})
+                succeeding[anew] = Successor(f"{name}{parent.removeprefix(base)}", asking)
+        return succeeding
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""

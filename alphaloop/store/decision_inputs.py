@@ -30,6 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
 from alphaloop.store.database import OLDEST_RUNNING, RowSet, Store, driver_of, of_row
 from alphaloop.tables import KEY, acceptance_state, cost_profiles, draft_revisions
@@ -460,6 +461,16 @@ class DraftRegistry(Store):
         )
         self._database.change(promote)
 
+    def register_served(self, drafter: DrafterState, target_revision: str) -> None:
+        """Register a drafter as a worker has loaded it."""
+        self.register(
+            drafter.name,
+            drafter.revision,
+            target_revision,
+            is_scorable=drafter.is_scorable,
+            trained_for=drafter.trained_for or None,
+        )
+
     def register_trained(
         self,
         drafter: str,
@@ -518,8 +529,9 @@ class DraftRegistry(Store):
         return self._database.change(statement) == 1
 
     def retired(self) -> set[str]:
-        """The drafters that an operator retired, by name: no worker opens them."""
-        query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
+        """The drafters all of whose revisions are retired, by name: no worker opens them."""
+        is_retired = func.bool_and(draft_revisions.c.status == DraftStatus.RETIRED)
+        query = select(draft_revisions.c.drafter).group_by(draft_revisions.c.drafter).having(is_retired)
         return {drafter for (drafter,) in self._database.rows(query)}
 
     def set_retired(self, drafter: str, is_retired: bool) -> None:

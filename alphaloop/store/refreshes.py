@@ -127,7 +127,7 @@ class RefreshStore(Store):
         """
         job_ids, prompt_ids, held_out = [list(column) for column in zip(*prompts, strict=True)] or ([], [], [])
         with self._database.begin() as connection:
-            if connection.execute(_HOLDS, {"id": refresh_id, "attempt": attempt}).first() is None:
+            if connection.execute(_SAYS, {"id": refresh_id, "attempt": attempt}).first() is None:
                 return None
             connection.execute(_FORGET_PROMPTS, {"id": refresh_id})
             given = {"id": refresh_id, "job_ids": job_ids, "prompt_ids": prompt_ids, "held_out": held_out}
@@ -148,6 +148,11 @@ class RefreshStore(Store):
         given = {"id": refresh_id, "attempt": attempt, "name": name, "revision": revision, "location": location}
         return self._database.change(_TRIAL, {**given, "figures": dict(figures), "sentence": sentence}) == 1
 
+    def say(self, refresh_id: int, attempt: int, sentence: str) -> bool:
+        """Say why the candidate on trial drafts nothing; whether it is on trial."""
+        given = {"id": refresh_id, "attempt": attempt, "sentence": sentence}
+        return self._database.change(_SAY, given) == 1
+
     def end(
         self,
         refresh_id: int,
@@ -159,11 +164,15 @@ class RefreshStore(Store):
     ) -> bool:
         """End it, from training or from trial; without `figures` they stay. Returns whether the attempt still held."""
         given = {"id": refresh_id, "attempt": attempt, "state": state, "sentence": sentence}
-        return self._database.change(_END, {**given, "figures": figures and dict(figures)}) == 1
+        with self._database.begin() as connection:
+            ended = connection.execute(_END, {**given, "figures": figures and dict(figures)}).rowcount == 1
+            if ended:
+                connection.execute(_RETIRE_ENDED, {"ids": [refresh_id]})
+        return ended
 
     def count_erased(self, which: str, given: Mapping[str, Any]) -> tuple[int, Sequence[str]]:
         """How many refreshes `erase` would end, and the kept candidates that were trained with such a job, by name."""
-        num_open = self._database.scalar(text(_NUM_HOLDING.format(which=which)), given)
+        num_open = self._database.scalar(text(_NUM_SAYING.format(which=which)), given)
         return int(num_open), self._database.scalars(text(_TRAINED_WITH.format(which=which)), given)
 
     def erase(self, which: str, given: Mapping[str, Any], now: datetime, *, retires: bool) -> None:
@@ -173,13 +182,17 @@ class RefreshStore(Store):
         """
         with self._database.begin() as connection:
             connection.execute(text(_NOTE_ERASED.format(which=which)), {**given, "now": now})
-            connection.execute(text(_END_HOLDING.format(which=which)), {**given, "now": now})
+            ended = connection.execute(text(_END_SAYING.format(which=which)), {**given, "now": now}).scalars()
+            connection.execute(_RETIRE_ENDED, {"ids": list(ended)})
             if retires:
                 connection.execute(text(_RETIRE.format(which=which)), given)
 
     def cancel(self, drafter: str, now: datetime) -> Sequence[Refresh]:
         """End every open refresh of a drafter; returns them as they are now."""
-        return [_refresh(row) for row in self._database.rows(_CANCEL, {"drafter": drafter, "now": now})]
+        with self._database.begin() as connection:
+            cancelled = [_refresh(row) for row in connection.execute(_CANCEL, {"drafter": drafter, "now": now})]
+            connection.execute(_RETIRE_ENDED, {"ids": [refresh.id for refresh in cancelled]})
+        return cancelled
 
     def of(self, drafter: str) -> Sequence[Refresh]:
         """Every refresh of a drafter, the newest first."""
@@ -194,6 +207,11 @@ class RefreshStore(Store):
     def trials(self, target_revision: str) -> Sequence[Refresh]:
         """Those of a target whose candidates workers load: on trial or kept, and not retired; the newest first."""
         return self._read(_IS_LOADED, {"target_revision": target_revision})
+
+    def num_jobs(self, refresh: Refresh, until: datetime) -> int:
+        """Jobs of traffic that its target decoded since the refresh was changed last: since its trial began."""
+        given = {"target_revision": refresh.target_revision, "since": refresh.changed_at, "until": until}
+        return int(self._database.scalar(_NUM_JOBS, given))
 
     def device_s_since(self, since: datetime) -> float:
         """Seconds that trainers had refreshes which changed since a moment."""
@@ -268,7 +286,7 @@ _RELEASE: Final = text(f"""
         changed_at = now()
     WHERE {_ATTEMPT} AND state = 'training'
 """)  # noqa: S608 - names of columns, no values
-_HOLDS: Final = text(f"""
+_SAYS: Final = text(f"""
     SELECT id FROM refreshes WHERE {_ATTEMPT} AND state = 'training' FOR UPDATE
 """)  # noqa: S608 - names of columns, no values
 _FORGET_PROMPTS: Final = text("DELETE FROM refresh_prompts WHERE refresh_id = :id")
@@ -290,6 +308,7 @@ _TRIAL: Final = text(f"""
         figures = :figures, sentence = :sentence, lease_owner = NULL, lease_expires_at = NULL, changed_at = now()
     WHERE {_ATTEMPT} AND state = 'training'
 """).bindparams(bindparam("figures", type_=JSONB))  # noqa: S608 - names of columns, no values
+_SAY: Final = text(f"UPDATE refreshes SET sentence = :sentence WHERE {_ATTEMPT} AND state = 'trial'")  # noqa: S608
 _END: Final = text(f"""
     UPDATE refreshes SET state = :state, sentence = :sentence, figures = coalesce(:figures, figures),
         lease_owner = NULL, lease_expires_at = NULL, changed_at = now()
@@ -300,14 +319,26 @@ _CANCEL: Final = text(f"""
         lease_expires_at = NULL, changed_at = :now
     WHERE drafter = :drafter AND {_IS_OPEN} RETURNING {_WHOLE}
 """)  # noqa: S608 - names of columns, no values
+#: A candidate drafts no more when its refresh has ended otherwise than kept.
+_RETIRE_ENDED: Final = text("""
+    UPDATE draft_revisions SET status = 'retired', status_changed_at = now(), status_reason = refreshes.sentence
+    FROM refreshes
+    WHERE refreshes.id = ANY(:ids) AND refreshes.state <> 'kept' AND draft_revisions.status <> 'retired'
+        AND (draft_revisions.drafter, draft_revisions.draft_revision, draft_revisions.target_revision)
+            = (refreshes.candidate_name, refreshes.candidate_revision, refreshes.target_revision)
+""")
+_NUM_JOBS: Final = text("""
+    SELECT count(*) FROM decode_runs
+    WHERE purpose = 'traffic' AND target_revision = :target_revision AND decoded_at > :since AND decoded_at <= :until
+""")
 _DEVICE_S: Final = text("SELECT coalesce(sum(device_s), 0) FROM refreshes WHERE changed_at >= :since")
 #: Of an erasure. `which` is a condition about `prompts`; none holds a value. What is open and judged on a job ends too.
-_HOLDING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
+_SAYING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
 _TAUGHT: Final = """EXISTS (
     SELECT FROM refresh_prompts AS prompts
     WHERE prompts.refresh_id = refreshes.id AND NOT prompts.is_held_out AND {which}
 )"""
-_NUM_HOLDING: Final = f"SELECT count(*) FROM refreshes WHERE {_IS_OPEN} AND {_HOLDING}"  # noqa: S608
+_NUM_SAYING: Final = f"SELECT count(*) FROM refreshes WHERE {_IS_OPEN} AND {_SAYING}"  # noqa: S608
 _TRAINED_WITH: Final = f"""
     SELECT candidate_name FROM refreshes WHERE state = 'kept' AND {_TAUGHT} AND NOT EXISTS (
         SELECT FROM draft_revisions AS registered
@@ -316,10 +347,10 @@ _TRAINED_WITH: Final = f"""
     ) ORDER BY candidate_name
 """  # noqa: S608
 _NOTE_ERASED: Final = "UPDATE refresh_prompts AS prompts SET erased_at = :now WHERE erased_at IS NULL AND {which}"
-_END_HOLDING: Final = f"""
+_END_SAYING: Final = f"""
     UPDATE refreshes SET state = 'failed', sentence = 'texts of its jobs were erased', lease_owner = NULL,
         lease_expires_at = NULL, changed_at = :now
-    WHERE {_IS_OPEN} AND {_HOLDING}
+    WHERE {_IS_OPEN} AND {_SAYING} RETURNING id
 """  # noqa: S608
 _RETIRE: Final = f"""
     UPDATE draft_revisions SET status = 'retired', status_changed_at = now(),

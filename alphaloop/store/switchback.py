@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, delete, func, select
+from sqlalchemy import Connection, Row, Select, Table, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import Interval
@@ -22,13 +22,15 @@ from alphaloop.experiment.figures import (
     SpeedupSubject,
     TaskSpeedup,
     expectation_pair,
+    over_rivals,
+    over_vanilla,
     shown_of,
     task_speedup,
 )
 from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.store.database import Store, of_row, values_of
 from alphaloop.store.housekeeping import ensure_days, utc_day
-from alphaloop.tables import SUBJECT, expectation_pairs, switchback_slices, task_speedups
+from alphaloop.tables import SUBJECT, expectation_pairs, rival_speedups, switchback_slices, task_speedups
 
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
@@ -68,25 +70,28 @@ class SwitchbackStore(Store):
         with self._database.begin() as connection:
             ended = _last_ends(connection, now - WINDOW)
             speedups: list[TaskSpeedup] = []
+            rivals: list[TaskSpeedup] = []
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
-                speedups += _speedup_of(subject, slices, now)
-                later = [part for part in slices if part.started_at > ended.get(subject, _EARLIEST)]
+                speedups += _speedup_of(subject, over_vanilla(slices), now)
+                rivals += (task_speedup(subject, parts, now, against) for against, parts in over_rivals(slices).items())
+                later = [part for part in over_vanilla(slices) if part.started_at > ended.get(subject, _EARLIEST)]
                 if (pair := expectation_pair(subject, later, now)) is not None:
                     pairs.append(pair)
             if pairs:  # two workers of one host may close the same pair: the first one counts
                 values = [_pair_values(pair) for pair in pairs]
                 connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), values)
-            if tasks is None:
-                connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
-            if speedups:
-                statement = insert(task_speedups)
-                names = [column.name for column in task_speedups.c if not column.primary_key]
-                statement = statement.on_conflict_do_update(
-                    index_elements=list(SUBJECT), set_={name: statement.excluded[name] for name in names}
-                )
-                connection.execute(statement, [_speedup_values(speedup) for speedup in speedups])
+            for table, computed in ((task_speedups, speedups), (rival_speedups, rivals)):
+                if tasks is None:
+                    connection.execute(delete(table).where(table.c.covers_to < now - WINDOW))
+                _replace(connection, table, computed)
         return len(speedups)
+
+    def rivals(self, now: datetime) -> list[TaskSpeedup]:
+        """How many times faster drafters are than those on trial with them, the newest slices first."""
+        rows = rival_speedups.c
+        query = select(rival_speedups).where(rows.covers_to >= now - WINDOW).order_by(rows.covers_to.desc(), rows.task)
+        return [_speedup(row, row.against) for row in self._database.rows(query)]
 
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
@@ -100,7 +105,9 @@ class SwitchbackStore(Store):
         with self._database.begin() as connection:
             by_subject = _by_subject(connection, moment, [task])
             return shown_of(
-                speedup for subject_slices in by_subject for speedup in _speedup_of(*subject_slices, moment)
+                speedup
+                for subject, slices in by_subject
+                for speedup in _speedup_of(subject, over_vanilla(slices), moment)
             )
 
 
@@ -176,6 +183,18 @@ def _speedup_of(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime)
     return [task_speedup(subject, slices, now)] if is_treated else []
 
 
+def _replace(connection: Connection, table: Table, speedups: Sequence[TaskSpeedup]) -> None:
+    """Write these rows over those of the same subjects."""
+    if not speedups:
+        return
+    statement = insert(table)
+    names = [column.name for column in table.c if not column.primary_key]
+    statement = statement.on_conflict_do_update(
+        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
+    )
+    connection.execute(statement, [_speedup_values(speedup) for speedup in speedups])
+
+
 def _slice_values(row: SliceRow) -> dict[str, Any]:
     drafted = {"num_draft_tokens": row.slice.treatment.num_draft_tokens}
     return values_of(row.slice, "task", "treatment") | values_of(row.subject) | drafted | {"owner": row.owner}
@@ -195,13 +214,15 @@ def _bounds(name: str, found: Interval | None) -> dict[str, float | None]:
 
 
 def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
-    return values_of(one, "subject", "speedup") | values_of(one.subject) | _bounds("speedup", one.speedup)
+    against = {"against": one.against} if one.against else {}
+    values = values_of(one, "subject", "speedup", "against") | values_of(one.subject) | against
+    return values | _bounds("speedup", one.speedup)
 
 
-def _speedup(row: Row[Any]) -> TaskSpeedup:
+def _speedup(row: Row[Any], against: str = "") -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
     subject = of_row(SpeedupSubject, row)
-    return of_row(TaskSpeedup, row, subject=subject, speedup=bounds, verdict=Verdict(row.verdict))
+    return of_row(TaskSpeedup, row, subject=subject, speedup=bounds, verdict=Verdict(row.verdict), against=against)
 
 
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import ConfigError
+from alphaloop.messages import Mode, Purpose
 from alphaloop.store.api import Deed
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import DraftRegistry
@@ -26,7 +27,7 @@ from alphaloop.store.refreshes import (
     RefreshStore,
     is_trainer_missing,
 )
-from tests.fixtures.runs import claim, outcome
+from tests.fixtures.runs import claim, decode_run, outcome, record, vanilla_counts
 from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
@@ -148,6 +149,62 @@ def test_workers_load_no_candidate_that_was_retired(store: RefreshStore, databas
     assert len(store.trials("t1")) == 1
     drafts.set_retired("heads-2", is_retired=True)
     assert store.trials("t1") == []
+
+
+@pytest.mark.parametrize("how", ["rejected", "cancelled"])
+def test_a_candidate_that_is_not_kept_is_retired_and_can_be_restored(
+    store: RefreshStore, database: Database, how: str
+) -> None:
+    opened(store)
+    tried = on_trial(store)
+    drafts = DraftRegistry(database)
+    drafts.register("heads-2", "h2", "t1")
+    drafts.register("heads-2", "h2", "t2")
+    if how == "rejected":
+        assert store.end(tried.id, tried.attempt, RefreshState.REJECTED, sentence="no task uses it")
+    else:
+        (cancelled,) = store.cancel("heads", NOW)
+        assert cancelled.state is RefreshState.CANCELLED
+    assert drafts.stale("t1") == {("heads-2", "h2")}
+    assert drafts.stale("t2") == set(), "its trial was of another target"
+    assert drafts.retired() == set(), "it drafts for another target"
+    drafts.set_retired("heads-2", is_retired=False)
+    opened(store)
+    again = leased(store, NOW + MINUTE)
+    assert store.end(again.id, again.attempt, RefreshState.FAILED, sentence="no texts")
+    assert drafts.stale("t1") == set(), "what an operator restored stays"
+
+
+def test_a_candidate_that_is_not_loaded_says_why(store: RefreshStore) -> None:
+    opened(store)
+    tried = on_trial(store)
+    assert store.say(tried.id, tried.attempt, "not loaded: no memory")
+    (found,) = store.of("heads")
+    assert (found.state, found.sentence, found.changed_at) == (
+        RefreshState.TRIAL,
+        "not loaded: no memory",
+        tried.changed_at,
+    )
+    assert not store.say(tried.id, tried.attempt + 1, "late")
+    store.cancel("heads", NOW)
+    assert not store.say(tried.id, tried.attempt, "late")
+
+
+def test_the_jobs_of_a_trial_are_those_of_its_target_since_it_began(store: RefreshStore, database: Database) -> None:
+    opened(store)
+    tried = on_trial(store)
+    later = tried.changed_at + MINUTE
+
+    def decode(at: datetime, target: str = "t1", purpose: Purpose = Purpose.TRAFFIC) -> None:
+        record(database, decode_run(vanilla_counts(8), mode=Mode.VANILLA, target=target, purpose=purpose, at=at))
+
+    decode(tried.changed_at - SECOND)
+    decode(tried.changed_at + SECOND, target="t2")
+    decode(tried.changed_at + SECOND, purpose=Purpose.PROBE)
+    decode(later + SECOND)
+    assert store.num_jobs(tried, later) == 0
+    decode(tried.changed_at + SECOND)
+    assert store.num_jobs(tried, later) == 1
 
 
 def test_one_that_is_released_waits_until_then(store: RefreshStore) -> None:

@@ -11,9 +11,10 @@ from sqlalchemy import text
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import shown_of, task_speedup
+from alphaloop.experiment.observe import Phase
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import drop_days_before
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.tables import SUBJECT
 from tests.fixtures.runs import block_rows, subject
 
@@ -105,3 +106,44 @@ def test_what_is_older_than_a_day_is_not_shown_and_is_dropped(database: Database
     assert database.scalar(count) == 2
     assert store.refresh(NOW) == 1
     assert database.scalar(count) == 1
+
+
+def against(rows: list[SliceRow], rival: str, cost: float) -> list[SliceRow]:
+    """The blocks' control slices draft with `rival`: two tokens a round that takes `cost` vanilla rounds."""
+    drafted = []
+    for row in rows:
+        one = row.slice
+        if one.phase is not Phase.BETWEEN:
+            one = replace(one, against=rival)
+        if one.phase is Phase.CONTROL:
+            num_tokens = 2 * one.num_sequence_rounds
+            one = replace(one, num_tokens=num_tokens, num_proposed=num_tokens, sequence_s=one.sequence_s * cost)
+        drafted.append(replace(row, slice=one))
+    return drafted
+
+
+def test_blocks_against_a_rival_say_nothing_of_vanilla_and_vanilla_ones_nothing_of_the_rival(
+    database: Database, store: SwitchbackStore
+) -> None:
+    """Three tokens for one and a half vanilla rounds are 2 times vanilla, and 1.25 times two tokens for 1.25."""
+    vanilla = block_rows(subject(), NOW - HOUR, 12)
+    rival = against(block_rows(subject(), NOW - HOUR / 2, 12), "heads", 1.25)
+    store.add(rival)
+    assert store.refresh(NOW) == 1
+    assert store.shown(NOW)["code"].speedup is None, "nothing was compared with vanilla"
+    (over,) = store.rivals(NOW)
+    assert (over.subject, over.against, over.num_blocks) == (subject(), "heads", 12)
+    assert over.speedup.mean == pytest.approx(1.25, rel=0.01)
+    store.add(vanilla)
+    store.refresh(NOW)
+    assert store.shown(NOW)["code"].speedup.mean == pytest.approx(2.0, rel=0.01)
+    assert store.at("code", NOW) == store.shown(NOW)["code"]
+    (both,) = store.rivals(NOW)
+    assert both.speedup.mean == pytest.approx(1.25, rel=0.01)
+    assert [row.slice for row in store.read(NOW - 2 * HOUR) if row.slice.against] == [
+        row.slice for row in rival if row.slice.against
+    ]
+    assert database.scalar(text("SELECT count(*) FROM expectation_pairs")) == 0
+    assert store.rivals(NOW + 26 * HOUR) == []
+    store.refresh(NOW + 26 * HOUR)
+    assert database.scalar(text("SELECT count(*) FROM rival_speedups")) == 0

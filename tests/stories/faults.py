@@ -84,10 +84,10 @@ class _WornDrafter:
                 self.admitted.add(prepared.job.job_id)
             sound_admit(prepared, decision)
 
-        def opened(job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+        def opened(job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
             if job_id in self.admitted:
                 self.jobs.add(job_id)
-            sound_open(job_id, text, sampling, task)
+            sound_open(job_id, text, sampling, task, segment)
 
         def proposed(asks: Sequence[Ask]) -> list[Proposal]:
             found = sound_propose(asks)

@@ -89,16 +89,20 @@ def open_costs(
     engine: Engine,
     store: CostStore,
     *,
+    revisions: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
     write: Write = lambda what, act: act(),
 ) -> KnownCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
 
+    `revisions`: of the drafters, by name; a drafter that is added later is added there too. None: none is.
+
     What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
     them, and not at all with `calibration_budget_s` = 0.
     """
     identity, drafters = engine.identity, engine.drafters
-    revisions = {drafter.name: drafter.revision for drafter in drafters}
+    if revisions is None:
+        revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
     extra = {"action": "calibration_started", "device": identity.device}
@@ -325,6 +329,14 @@ class LiveCosts(KnownCosts):
         self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
             self._take_in(0.0)
+
+    def copy(self, drafter: str, name: str) -> Sequence[CostPoint]:
+        """From now on `name`, a drafter of the same network, has the times of `drafter`; returns them."""
+        self._timed[name] = self._timed.get(drafter, drafter)
+        self._made = None
+        copied = [point for point in self._points_now() if point.drafter == name]
+        self._saved |= {Shape.of(point): point for point in copied}
+        return copied
 
     def _take_in(self, pause_s: float) -> None:
         if self._waiting:

@@ -187,6 +187,7 @@ class Deciding:
     journal: SnapshotJournal
     first_reads: FirstReads
     facts: SessionFacts
+    revisions: dict[str, str]  #: of the drafters, by name; whoever adds a drafter adds it here
 
 
 def open_deciding(
@@ -207,14 +208,8 @@ def open_deciding(
     served = identity.target_revision, identity.engine
     drafters = revisions(engine)
     for drafter in engine.drafters:
-        registry.register(
-            drafter.name,
-            drafter.revision,
-            identity.target_revision,
-            is_scorable=drafter.is_scorable,
-            trained_for=drafter.trained_for or None,
-        )
-    costs = open_costs(settings.worker, engine, CostStore(database), write=write)
+        registry.register_served(drafter, identity.target_revision)
+    costs = open_costs(settings.worker, engine, CostStore(database), revisions=drafters, write=write)
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         registry,
@@ -226,16 +221,7 @@ def open_deciding(
     )
     # All stored evidence is read before the first job, so that a restarted worker decides from it at once.
     evidence_cache.refresh()
-    facts = SessionFacts(
-        owner=owner,
-        host=identity.host,
-        device=identity.device,
-        engine=identity.engine,
-        target_revision=identity.target_revision,
-        num_slots=num_slots(engine),
-        half_life=HALF_LIFE,
-        explore_share=explore_share,
-    )
+    facts = _facts_of(engine, owner, explore_share)
     journal = SnapshotJournal(SnapshotStore(database), facts)
     choices = StoredChoices(DecisionLog(database), identity, owner, write=write)
     budgets = SharedBudgets(
@@ -248,7 +234,30 @@ def open_deciding(
         write=write,
     )
     decider = Decider(engine, evidence_cache, choices, budgets, costs=costs, now=clock.now, note=journal.note)
-    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
+    return Deciding(
+        decider=decider,
+        evidence_cache=evidence_cache,
+        costs=costs,
+        journal=journal,
+        first_reads=FirstReads(choices.last_choice, budgets.prepare),
+        facts=facts,
+        revisions=drafters,
+    )
+
+
+def _facts_of(engine: Engine, owner: str, explore_share: float) -> SessionFacts:
+    """What the snapshots of this worker's decisions say of it."""
+    identity = engine.identity
+    return SessionFacts(
+        owner=owner,
+        host=identity.host,
+        device=identity.device,
+        engine=identity.engine,
+        target_revision=identity.target_revision,
+        num_slots=num_slots(engine),
+        half_life=HALF_LIFE,
+        explore_share=explore_share,
+    )
 
 
 def revisions(engine: Engine) -> dict[str, str]:

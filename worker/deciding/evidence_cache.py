@@ -114,6 +114,7 @@ class EvidenceCache:
         self._lock = threading.RLock()
         self._seen: int | None = None
         self._stale: frozenset[tuple[str, str]] = frozenset()
+        self._lacks_drafter = False  # one that was added after the last read
         self._unread: dict[Place, list[StateRow]] = {}  # as they were read: most tasks are never asked for
         self._opened = EvidenceSnapshot(self.half_life, errors=self._errors)
         self._known: dict[EvidenceKey, _Known] = {}  # of what is in the snapshot
@@ -124,7 +125,10 @@ class EvidenceCache:
         Raises StoreError, and the cache stays as it was.
         """
         stale = frozenset(self.registry.stale(self.target_revision))
-        read = self.store.read(self.target_revision, self.engine, self.drafters, since=self._seen)
+        with self._lock:
+            since = None if self._lacks_drafter else self._seen
+            self._lacks_drafter = False
+        read = self.store.read(self.target_revision, self.engine, dict(self.drafters), since=since)
         if self.pairs is not None and self._errors is not None:
             pairs = self.pairs(self._newest_pair)
             self._errors.add(pairs)
@@ -136,6 +140,11 @@ class EvidenceCache:
             else:
                 self.take(read.rows)
             self._seen = read.seen
+
+    def read_again(self) -> None:
+        """Read everything with the next refresh: `drafters` has one more, which other workers may know already."""
+        with self._lock:
+            self._lacks_drafter = True
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -27,7 +28,8 @@ from tests.fixtures.runs import block_rows, subject
 from worker.running import RunningJob, RunningJobs, Stepped
 from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
 
-DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
+NEWER = DrafterState("lookup-2", "look-2", 2)
+DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8), NEWER)
 DESIGN = RoundDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "look-1", 3, Reason.FASTER, "")
 FORCED = replace(LOOKUP, reason=Reason.FORCED)
@@ -37,13 +39,22 @@ VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "")
 class World:
     """An engine that runs endless jobs, as many of each task as asked for, and the rounds that it ran."""
 
-    def __init__(self, *jobs: tuple[str, Decision], share: float = DESIGN.control_share, seed: int = 1) -> None:
+    def __init__(
+        self,
+        *jobs: tuple[str, Decision],
+        share: float = DESIGN.control_share,
+        seed: int = 1,
+        rivals: Mapping[str, DrafterState] = MappingProxyType({}),
+    ) -> None:
         self.engine = FakeEngine(num_slots=8, drafters=DRAFTERS, acceptance=(0.8,), slowness=1.0)
         self.running = RunningJobs(self.engine)
         self.jobs = jobs
         design = replace(DESIGN, control_share=share)
         self.steering = RoundSteering(
-            RoundSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
+            RoundSchedule(design, random.Random(seed)),
+            LengthsTogether(lambda: CostTable(())),
+            lambda: NOW,
+            rivals=lambda: rivals,
         )
         self.slices: list[Slice] = []
         self.num_started = 0
@@ -119,6 +130,27 @@ def test_a_control_slice_pauses_all_free_sequences_of_all_tasks_and_nobody_else(
         if one.phase is Phase.CONTROL:
             assert one.num_tokens == one.num_sequence_rounds, "vanilla: a token a round"
             assert one.num_proposed == 0
+
+
+def test_in_some_blocks_a_drafter_on_trial_makes_way_for_its_rival_and_the_other_tasks_go_on() -> None:
+    world = World(("code", LOOKUP), ("sql", replace(LOOKUP, drafter="model")), rivals={"lookup": NEWER})
+    for _ in range(2000):
+        world.turn()
+    arms = {
+        (settings, *(other for other in (arms.get("sql faster", set()))))
+        for arms in world.rounds
+        for settings in arms.get("code faster", set())
+        if "sql faster" in arms
+    }
+    drafting, paused, rivalling = DraftSetting("lookup", 3), DraftSetting("lookup", 0), DraftSetting("lookup-2", 2)
+    others = DraftSetting("model", 3)
+    assert arms == {(drafting, others), (rivalling, others), (paused, DraftSetting("model", 0))}
+    blocks = {one.block_id: one.against for one in world.slices if one.phase is Phase.CONTROL and "code" in one.task}
+    assert set(blocks.values()) == {"", "lookup-2"}
+    for one in world.slices:
+        assert one.against in ("", "lookup-2") if one.phase is not Phase.BETWEEN else not one.against
+        if one.phase is Phase.CONTROL and "code" in one.task:
+            assert bool(one.num_proposed) == bool(one.against)
 
 
 def test_the_slices_tell_the_speed_up_of_the_engine() -> None:
