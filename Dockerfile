@@ -1,6 +1,7 @@
 # One image for every process of alphaloop: migrate, worker, scheduler. Which one runs is the command's choice.
 # It holds no settings: mount a folder like configs/ at /etc/alphaloop. docs/guides/deploy.md has the build for GPUs.
-FROM python:3.11-slim
+# With `--target vllm` the image also has vLLM, for workers whose `models.target.engine` is "vllm".
+FROM python:3.11-slim AS plain
 
 # For NVIDIA GPUs the CUDA release of torch's build: 13.0 of the torch that requirements.lock names. Empty: no GPU.
 ARG CUDA=
@@ -15,7 +16,7 @@ RUN useradd --create-home --uid 10001 alphaloop
 WORKDIR /app
 
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
-# empty as yet, so this layer stays while only code changes. Never vLLM here: it pins another torch.
+# empty as yet, so this layer stays while only code changes. Never vLLM in this environment: it pins another torch.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 RUN mkdir alphaloop configs docs engine migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \
@@ -45,3 +46,19 @@ USER 10001
 
 # Exec form: Python is process 1 and gets the SIGTERM that makes a worker drain.
 CMD ["python", "-m", "worker"]
+
+# Never built without `--target vllm`: vLLM for NVIDIA GPUs, in an environment of its own.
+FROM plain AS vllm
+USER root
+# Triton compiles for the GPU that it finds, with a C compiler, when vLLM starts.
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+# A version that alphaloop/inside_vllm/interface.py names. An index of CPU builds, given for alphaloop's torch, would
+# give vLLM that torch too: so it is not asked here, and a torch without CUDA ends the build.
+RUN python -m venv /opt/vllm && PIP_EXTRA_INDEX_URL= /opt/vllm/bin/pip install "vllm==0.32.0" \
+    && /opt/vllm/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is None and 'vLLM got a torch without CUDA')"
+# What vLLM, Triton and CUDA compile is kept in the home folder; the root file system may be read-only.
+ENV HOME=/data NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001
+
+# The last stage is the one that is built where no target is named.
+FROM plain

@@ -39,9 +39,25 @@ class EngineIdentity:
         return replace(self, target=model, target_revision=f"{self.target_revision}+{model}", adapters=())
 
     @property
+    def shown(self) -> str:
+        """What decodes and where, as screens name it."""
+        return shown_engine(self.device, self.engine, self.host)
+
+    @property
     def has_shared_device(self) -> bool:
         """Whether other workers with a device of this name have the same device, and not only an equal one."""
         return self.device.startswith(SERVERS)
+
+
+def shown_device(device: str, engine: str, host: str) -> str:
+    """A device as screens and their JSON name it. That of servers is a hash: what serves and where stands for it."""
+    return f"{engine} at {host}" if device.startswith(SERVERS) else device
+
+
+def shown_engine(device: str, engine: str, host: str) -> str:
+    """Device and engine as screens name them; servers have one name for both."""
+    shown = shown_device(device, engine, host)
+    return shown if device.startswith(SERVERS) else f"{shown}, {engine}"
 
 
 ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]

@@ -216,7 +216,7 @@ def _asked(explained: Explanation) -> str:
     known = f"from {how_many(num_known, 'job')}" if num_known else "their limit"
     sentences = (
         f"A batch of {request.batch}, {request.kind}{segment}: about {context.expected_tokens:.0f} tokens "
-        f"a job{prompt} ({known}), on {explained.engine.device}, {explained.engine.engine}."
+        f"a job{prompt} ({known}), on {explained.engine.shown}."
     )
     if context.objective.aim in _AIMS:
         sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."

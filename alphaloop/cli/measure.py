@@ -122,7 +122,7 @@ def _wrapped(line: str, width: int, indent: str) -> Text:
 
 def _head(report: Report) -> Iterator[str]:
     setup, identity = report.setup, report.setup.identity
-    yield f"{identity.target} on {identity.device}, {identity.engine}"
+    yield f"{identity.target} on {identity.shown}"
     sampling = "greedy" if setup.temperature == 0 else f"temperature {setup.temperature:g}"
     yield (
         f"{setup.num_prompts} prompts of {setup.prompt_tokens:.0f} tokens, {sampling}, batch {setup.batch}, "

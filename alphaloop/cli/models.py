@@ -28,7 +28,7 @@ from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, DraftMethod, MeasuredDraft, best_length
 from alphaloop.engine import CheckFinding
 from alphaloop.errors import UnknownName
-from alphaloop.server_identity import ServerKind
+from alphaloop.server_identity import ServerKind, shown_device
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
 from alphaloop.wording import json_text, share
@@ -122,8 +122,9 @@ def calibrate(
     """
 
     def shown(calibration: Calibration) -> None:
-        fields = asdict(calibration)
-        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(calibration)
+        fields, identity = asdict(calibration), calibration.identity
+        device = shown_device(identity.device, identity.engine, identity.host)
+        print_json({**fields.pop("identity"), "device": device, **fields}) if as_json else _show_costs(calibration)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 
@@ -235,7 +236,7 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
 def _show_costs(calibration: Calibration) -> None:
     """Print milliseconds: a row for each batch and context, a column for each width."""
     screen, identity = out(), calibration.identity
-    paragraph(f"{identity.target} on {identity.device}, {identity.engine}\n")
+    paragraph(f"{identity.target} on {identity.shown}\n")
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
     screen.print(_rounds_table([point for point in calibration.points if point.kind is not CostKind.PREFILL]))
     if any(point.kind is CostKind.SERVED for point in calibration.points):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import note, show_rows
+from alphaloop.cli.screen import note, paragraph, show_rows
 from alphaloop.errors import ConfigError
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines, served
 from alphaloop.settings import Settings
@@ -39,31 +39,41 @@ def refresh(
         raise typer.BadParameter("expected --status or --cancel, found both")
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
+        if not ((status or cancel) and RefreshStore(database).of(name)):
+            _refuse_unknown(settings, name)
         if cancel:
             ended = RefreshStore(database).cancel(name, DatabaseClock(database).now())
             note(f"{how_many(len(ended), 'refresh')} of {name} cancelled" if ended else f"no refresh of {name} is open")
         elif not status:
-            _open(settings, database, name)
+            _open(database, name)
         lines = refresh_lines(database, settings.models, drafter=name)
     show_rows(
         lines,
-        *("number", "target", "why", "state", "stale", "after", "gain", "what there is to say"),
+        *("number", "target", "why", "state", "stale", "after", "gain"),
         right=["number", "stale", "after"],
         cells=_cells,
         nothing=f"no refresh of {name} is known",
         as_json=as_json,
         row_as_json=asdict,
     )
+    if not as_json:
+        for line in reversed(lines):
+            if line.in_words:
+                paragraph(f"{line.id}: {line.in_words}")
 
 
-def _open(settings: Settings, database: Database, name: str) -> None:
-    """A refresh for each target that workers serve with this drafter."""
+def _refuse_unknown(settings: Settings, name: str) -> None:
+    """Raise ConfigError unless the settings have a drafter of this name that can be trained anew."""
     trainable = [n for n, drafter in settings.models.drafters.items() if isinstance(drafter, HeadsDrafterSettings)]
     if name not in trainable:
         raise ConfigError(
             f"expected a drafter of heads or eagle3, one of {', '.join(trainable) or 'none'}, found {name!r}",
             hint="[models.drafters.NAME] names them; others are trained with `alphaloop draft train`",
         )
+
+
+def _open(database: Database, name: str) -> None:
+    """A refresh for each target that workers serve with this drafter."""
     pairs = served(WorkerStore(database).seen(), name)
     if not pairs:
         raise ConfigError(
@@ -78,4 +88,4 @@ def _open(settings: Settings, database: Database, name: str) -> None:
 def _cells(line: RefreshLine) -> list[str]:
     rates = ["-" if rate is None else f"{rate:.2f}" for rate in (line.stale, line.after)]
     names = [str(line.id), line.target_revision, words(line.reason), words(line.state)]
-    return [*names, *rates, line.gain or "-", line.in_words or "-"]
+    return [*names, *rates, line.gain or "-"]

@@ -205,7 +205,7 @@ def _worker_line(worker: SeenWorker) -> str:
     ahead = f", {how_many(load.num_waiting, 'job')} read ahead" if load.num_waiting else ""
     sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
     doing = f"{len(load.tokens)} running, slots: {load.num_slots}{speed}{ahead}"
-    return f"worker {load.owner}: {silent}{doing} ({load.target} on {load.device}){sampling}"
+    return f"worker {load.owner}: {silent}{doing} ({load.target} on {worker.shown_device}){sampling}"
 
 
 def told_of_waiting(tasks: Sequence[TaskFigures], waiting: Mapping[str, int]) -> list[str]:

@@ -90,7 +90,7 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "segment": explanation.request.segment or None,
         "at": explanation.request.at,
         "recorded": asdict(explanation.recorded) if explanation.recorded else None,
-        "engine": asdict(explanation.engine),
+        "engine": {**asdict(explanation.engine), "device": explanation.engine.shown_device},
         "workers": None
         if explanation.fleet is None
         else {

@@ -32,6 +32,7 @@ from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
+from alphaloop.server_identity import shown_device, shown_engine
 from alphaloop.store.database import OLDEST_RUNNING, RowSet, Store, driver_of, of_row
 from alphaloop.tables import KEY, acceptance_state, cost_profiles, draft_revisions
 
@@ -284,6 +285,16 @@ class MeasuredEngine:
     target_revision: str
     measured_at: datetime
     batches: tuple[int, ...]  #: batch sizes whose costs were measured
+
+    @property
+    def shown_device(self) -> str:
+        """Its device, as screens name it."""
+        return shown_device(self.device, self.engine, self.host)
+
+    @property
+    def shown(self) -> str:
+        """The engine and its device, as screens name them."""
+        return shown_engine(self.device, self.engine, self.host)
 
 
 class CostSubject(NamedTuple):

@@ -21,7 +21,7 @@ from sqlalchemy import JSON, Connection, bindparam, text
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, session_content
 from alphaloop.errors import ConfigError
-from alphaloop.server_identity import ServerIdentity
+from alphaloop.server_identity import ServerIdentity, shown_device
 from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Store, of_row, values_of
 
@@ -123,11 +123,18 @@ class SeenWorker:
         """Whether it may be in a long step, or dead."""
         return self.silence >= SILENT_AFTER
 
+    @property
+    def shown_device(self) -> str:
+        """Its device as screens name it."""
+        setup, device = self.load.setup, self.load.device
+        return device if setup is None else shown_device(device, setup.facts.engine, setup.facts.host)
+
     def as_json(self) -> dict[str, Any]:
         """What it said last, and how long ago."""
         setup = self.load.setup
         return {
             **values_of(self.load, "tokens", "setup"),
+            "device": self.shown_device,
             "target_revision": setup.facts.target_revision if setup else None,
             "engine": setup.facts.engine if setup else None,
             "drafters": [

@@ -163,6 +163,7 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "outbox": "emptied when Kafka has acknowledged",
         "acceptance_state": "dropped after history_retention_days without a job",
         "task_speedups": "one row a subject of the last day",
+        "rival_speedups": "one row a subject and rival of the last day",
         "cost_profiles": "one row a shape of a device",
         "exploration_budgets": "one row a task and device",
         "probe_sets": "written by people",

@@ -18,18 +18,20 @@ from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
 from alphaloop.experiment.wording import judged, why
 from alphaloop.explaining.explanation import AsAWorker, ExplainRequest, tasks_now
 from alphaloop.messages import Mode
+from alphaloop.server_identity import SERVERS
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from scheduler.metrics import EXPECTATION, SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
@@ -217,6 +219,37 @@ def test_k_is_the_longest_draft_beside_every_figure(
         words = " ".join(re.sub(r"<[^>]*>", " ", shown).split())
         assert set(re.findall(r"\bk (?:up to )?[\d-]+", words)) == {"k up to 4"}, name
         assert "longest draft" in words or name in ("explain", "task"), name
+
+
+def test_servers_are_named_by_what_serves_and_where_on_every_screen(
+    cli: Cli,
+    cli_environment: None,
+    twelve_jobs: Database,
+    database_url: SecretStr,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A vLLM of the worker's own too: what evidence and costs are stored under is a hash, and on no screen."""
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    limit_requests(monkeypatch, 0.2)
+    device = f"{SERVERS}12ab34cd"
+    facts = SessionFacts("w", "gpu-1", device, "vllm-0.32.0", TARGET, 3, timedelta(days=3), 0.07)
+    setup = WorkerSetup(facts, (DrafterState("lookup", "vllm-0.32.0-12ab", 4),))
+    WorkerStore(twelve_jobs).say(WorkerLoad("w", device, "my-target", 3, 0, 0, {}, setup=setup))
+    with console(database_url) as visitor:
+        visitor.read("/tasks.json")
+        until(lambda: visitor.get("/tasks/code.json").data["explanation"] is not None, "the task is explained", 30)
+        pages = {
+            address: visitor.get(address).text for address in ("/now", "/now.json", "/tasks/code", "/tasks/code.json")
+        }
+    screens = {
+        **pages,
+        **{" ".join(words): cli(*words).out for words in (("status",), ("explain", "code"))},
+        **{" ".join(words): cli(*words).out for words in (("status", "--json"), ("explain", "code", "--json"))},
+    }
+    for name, shown in screens.items():
+        words = " ".join(shown.split())
+        assert "vllm-0.32.0 at gpu-1" in words, name
+        assert "12ab34cd" not in words, name
 
 
 def test_one_choice_has_one_reason_on_every_screen(

@@ -54,6 +54,7 @@ UNKNOWN: Mapping[str, tuple[str, ...]] = {
     "topics create": ("topics create nosuch",),
     "draft train": ("draft train TO --prompts nosuch", "draft train TO --prompts FILE --task nosuch"),
     "draft register": ("draft register nosuch",),
+    "draft refresh": ("draft refresh nosuch", "draft refresh nosuch --status", "draft refresh nosuch --cancel"),
     **{f"draft {undo}": (f"draft {undo} nosuch",) for undo in ("retire", "restore")},
     "drift show": ("drift show 4711",),
     "drift ack": ("drift ack 4711 --by Ada", "drift ack 4711 --by Ada --new-level"),
@@ -64,7 +65,20 @@ UNKNOWN: Mapping[str, tuple[str, ...]] = {
 }
 #: Commands that name nothing that may not exist.
 NAMELESS = {
-    *("demo", "up", "down", "worker", "scheduler", "status", "env", "report", "calibrate", "keys list", "topics list"),
+    *(
+        "demo",
+        "up",
+        "down",
+        "worker",
+        "scheduler",
+        "trainer",
+        "status",
+        "env",
+        "report",
+        "calibrate",
+        "keys list",
+        "topics list",
+    ),
     *("batch list", "draft list", "drift list", "probes plan", "notify test", "notify list", "kafka install"),
 }
 

@@ -115,12 +115,20 @@ def _patched(patch: Resource, target: Mapping[str, str] | None, resources: list[
     matches = [
         resource
         for resource in resources
-        if resource["kind"] == chosen["kind"] and chosen.get("name") in (None, resource["metadata"]["name"])
+        if resource["kind"] == chosen["kind"]
+        and chosen.get("name") in (None, resource["metadata"]["name"])
+        and _has_labels(resource, chosen.get("labelSelector"))
     ]
     assert matches, f"a patch of {chosen} changes nothing"
     for resource in matches:
         _merge(resource, copy.deepcopy(body))
     return resources
+
+
+def _has_labels(resource: Resource, selector: str | None) -> bool:
+    """Whether it has all labels of a selector like `a=b,c=d`; None takes every resource."""
+    wanted = dict(pair.split("=") for pair in selector.split(",")) if selector else {}
+    return wanted.items() <= resource["metadata"].get("labels", {}).items()
 
 
 def _merge(into: dict[str, Any], over: Mapping[str, Any]) -> None:
@@ -138,7 +146,9 @@ def _merge(into: dict[str, Any], over: Mapping[str, Any]) -> None:
 def _merge_items(into: list[dict[str, Any]], over: list[dict[str, Any]], key: str) -> None:
     by_key = {item[key]: item for item in into}
     for item in over:
-        if item[key] in by_key:
+        if item.get("$patch") == "delete":
+            into[:] = [old for old in into if old[key] != item[key]]
+        elif item[key] in by_key:
             _merge(by_key[item[key]], item)
         else:
             into.append(item)

@@ -16,13 +16,14 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.interface import TESTED
 from alphaloop.kafka.consumer import _member_config
 from alphaloop.liveness import MetricsServer
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
 from tests.chaos.asking import ask
-from tests.kubernetes.kustomize import Resource, containers, mine, render
+from tests.kubernetes.kustomize import Resource, containers, load, mine, render
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "configs" / "kubernetes"
@@ -30,6 +31,7 @@ BASE: Final = render(FOLDER / "base")
 EXAMPLE: Final = render(mine())
 MIGRATE: Final = render(FOLDER / "migrate")
 TARGETS: Final = render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets")])
+IN_VLLM: Final = render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets", "vllm")])
 SERVED: Final = render(FOLDER / "base", components=[FOLDER / "servers"])
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -84,6 +86,7 @@ PROCESSES: Final = [
 ] + [
     pytest.param(MIGRATE, "migrate", id="migrate"),
     pytest.param(SERVED, "worker", id="worker of servers"),
+    *(pytest.param(IN_VLLM, name, id=f"{name} with vLLM") for name in ("worker", "worker-large")),
 ]
 
 
@@ -284,6 +287,54 @@ def test_workers_of_a_second_target_are_others_pods_with_the_same_manifest() -> 
     assert large == first
     selectors = [one(TARGETS, "Deployment", name)["spec"]["selector"] for name in ("worker", "worker-large")]
     assert selectors[0] != selectors[1], "else each Deployment would take the other's pods"
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-large"])
+def test_a_worker_with_a_vllm_has_a_gpu_and_an_image_with_both_environments(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = settings(IN_VLLM, name, monkeypatch).models.target
+    assert target.engine == "vllm"
+    container, ours = process(IN_VLLM, name), process(TARGETS, name)
+    assert container["resources"] == ours["resources"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert target.source == variables(TARGETS, name)["ALPHALOOP_MODELS__TARGET__SOURCE"]
+    # It may load for longer than any start probe waits, and /healthz is green meanwhile: no probe changes.
+    assert [container[probe] for probe in ("livenessProbe", "readinessProbe")] == [
+        ours[probe] for probe in ("livenessProbe", "readinessProbe")
+    ]
+    assert "startupProbe" not in container
+    pod = one(IN_VLLM, "Deployment", name)["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= settings(IN_VLLM, name, monkeypatch).worker.drain_s + LEAVING_S
+    (shared,) = (volume for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shared["emptyDir"]["medium"] == "Memory"
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    # Scheduler and console have the image without vLLM; the example says where both are.
+    assert {process(IN_VLLM, other)["image"] for other in ("scheduler", "console")} == {"alphaloop"}
+    (example,) = load(FOLDER / "example" / "kustomization.yaml")
+    assert container["image"] in [image["name"] for image in example["images"]]
+    assert f"FROM plain AS {container['image'].removeprefix('alphaloop-')}\n" in DOCKERFILE
+    folder = Path(target.vllm.python).parents[1]
+    assert f"python -m venv {folder} " in DOCKERFILE
+    assert f" {folder}/bin/pip install " in DOCKERFILE
+
+
+def test_the_image_with_vllm_has_a_version_that_was_tested_and_writes_where_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (_, stage) = DOCKERFILE.split("FROM plain AS vllm\n")
+    stage, _, last = stage.rpartition("FROM ")
+    assert last == "plain\n", "an image without vLLM is built where no target is named"
+    assert re.findall(r'pip install "vllm==(\S+)"', stage) == [TESTED[-1]]
+    (home,) = re.findall(r"^ENV HOME=(\S+)", stage, re.MULTILINE)
+    for name in ("worker", "worker-large"):
+        writable = {mount["mountPath"] for mount in process(IN_VLLM, name)["volumeMounts"] if not mount.get("readOnly")}
+        assert home in writable
+    assert re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE) == ["10001", "10001"]
+    (program,) = re.findall(r'/opt/vllm/bin/python -c "(.*?)"', stage)
+    monkeypatch.setattr("torch.version.cuda", None)
+    with pytest.raises(SystemExit, match="without CUDA"):
+        exec(program, {})
 
 
 def test_metrics_have_the_job_names_of_the_alerts() -> None:

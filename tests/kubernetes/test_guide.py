@@ -24,7 +24,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_its_manifests_are_of_their_kinds_form() -> None:
-    found = [yaml.safe_load(block) for block in blocks("yaml") if "configMapGenerator" not in block]
+    found = [yaml.safe_load(block) for block in blocks("yaml") if "kind: " in block]
     for resource in found:
         check(resource)
     assert {resource["kind"] for resource in found} == {"TriggerAuthentication", "NetworkPolicy", "ScaledObject"}
@@ -44,6 +44,20 @@ def test_its_secrets_are_those_that_the_pods_read() -> None:
             for variable in (each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each):
                 read.setdefault(variable["name"], set()).add(variable["key"])
     assert made == read
+
+
+def test_its_overlay_with_vllm_renders_to_workers_that_keda_scales() -> None:
+    (overlay,) = (yaml.safe_load(block) for block in blocks("yaml") if "components:" in block)
+    resources = render(
+        FOLDER / "base", components=[FOLDER / name.removeprefix("../") for name in overlay["components"]]
+    )
+    (worker,) = containers(one(resources, "Deployment", "worker"))
+    said = {variable["name"]: variable.get("value") for variable in worker["env"]}
+    assert said["ALPHALOOP_MODELS__TARGET__ENGINE"] == "vllm"
+    assert one(resources, "ScaledObject", "worker")["spec"]["scaleTargetRef"]["name"] == "worker"
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for argument in re.findall(r"--build-arg (\w+)=", "\n".join(blocks("sh"))):
+        assert f"ARG {argument}=" in dockerfile
 
 
 def test_kafka_with_tls_takes_the_settings_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ RENDERED: Final[dict[str, list[Resource]]] = {
     "migrate": render(FOLDER / "migrate"),
     **{f"base and {path.name}": render(FOLDER / "base", components=[path]) for path in COMPONENTS},
     "two targets": render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets")]),
+    "vLLM": render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets", "vllm")]),
     "example": render(mine()),
     "example of migrate": render(mine() / "migrate"),
 }
@@ -103,7 +104,7 @@ def test_names_are_unique_and_in_the_namespace(name: str) -> None:
         assert {one["metadata"]["namespace"] for one in RENDERED[name]} == {namespace["metadata"]["name"]}
 
 
-@pytest.mark.parametrize("name", ["base", "migrate", "example", "example of migrate", "two targets"])
+@pytest.mark.parametrize("name", ["base", "migrate", "example", "example of migrate", "two targets", "vLLM"])
 def test_pods_ask_for_no_privilege(name: str) -> None:
     """What Pod Security calls restricted, which the namespace enforces, and a root file system that is read-only."""
     found = list(pods(RENDERED[name]))
@@ -125,7 +126,7 @@ def test_pods_ask_for_no_privilege(name: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("name", ["base", "example", "two targets"])
+@pytest.mark.parametrize("name", ["base", "example", "two targets", "vLLM"])
 def test_what_is_referred_to_exists(name: str) -> None:
     """ConfigMaps, claims, the service account, volumes. Secrets and the models' claim are the user's."""
     resources = RENDERED[name]

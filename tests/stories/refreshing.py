@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -83,7 +84,7 @@ max_draft_tokens = 4
 http_port = 0
 
 [policy]
-control_share = 0.2
+control_share = 0.5
 explore_share = 0.1
 
 [scheduler]
@@ -179,7 +180,7 @@ class Story:
         self, on: Deployment, configs: Path, options: GlobalOptions, traffic: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """From the first jobs under the new target to the end of the trial."""
-        rounds = _jobs(traffic, self.options)
+        rounds = _rounds(traffic, self.options)
         refreshes = RefreshStore(on.database)
         with on.worker(configs, Faults(seed=self.options.seed)) as worker:
             self._decode(on, next(rounds), worker)
@@ -279,16 +280,22 @@ class Story:
         self.screen.print(f"{time.monotonic() - self._begun:6.0f} s  {text}", markup=False, soft_wrap=True)
 
 
-def _jobs(traffic: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[list[PromptJob]]:
-    """Rounds of jobs: so many of each task, in turn, each under a name of its own."""
+def _rounds(traffic: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[list[PromptJob]]:
+    """Jobs in rounds, each under a name of its own: some of every task, then many of one, in turn of `options.busy`.
+
+    Rounds of many unlike tasks close few blocks of the experiment, and the trial would last for hours.
+    """
     endless = {task: cycle(prompts) for task, prompts in traffic.items()}
-    for number in range(MOST_RUNS + 1):
-        of_tasks = [(task, list(islice(prompts, options.jobs))) for task, prompts in endless.items()]
-        yield [
-            PromptJob(f"refresh-{number}-{task}-{place}", task, own[place], options.max_tokens)
-            for place in range(options.jobs)
-            for task, own in of_tasks
-        ]
+    first = [(task, prompt) for task, prompts in endless.items() for prompt in islice(prompts, options.jobs)]
+    yield [_job(f"0-{n}", *one, options) for n, one in enumerate(random.Random(options.seed).sample(first, len(first)))]
+    busy = [task for task in options.busy if task in endless] or sorted(endless)[:1]
+    for number, task in enumerate(islice(cycle(busy), MOST_RUNS), start=1):
+        own = islice(endless[task], options.many)
+        yield [_job(f"{number}-{n}", task, prompt, options) for n, prompt in enumerate(own)]
+
+
+def _job(name: str, task: str, prompt: str, options: argparse.Namespace) -> PromptJob:
+    return PromptJob(f"refresh-{name}", task, prompt, options.max_tokens)
 
 
 def _tokens_per_s(engine: TransformersEngine, job: PromptJob, decision: Any) -> float:
@@ -331,7 +338,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of the worker and of training")
     parser.add_argument("--texts", type=int, default=300, help="that the old heads are trained on")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--jobs", type=int, default=12, help="of each task in a round of traffic")
+    parser.add_argument("--jobs", type=int, default=12, help="of each task before the refresh")
+    parser.add_argument("--busy", nargs="*", default=["code", "function_calling"], help="tasks of the trial's rounds")
+    parser.add_argument("--many", type=int, default=100, help="jobs of such a round")
     parser.add_argument("--unseen", type=int, default=4, help="prompts of each task that are decoded forced")
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()
