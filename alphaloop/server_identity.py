@@ -39,6 +39,11 @@ class EngineIdentity:
         return replace(self, target=model, target_revision=f"{self.target_revision}+{model}", adapters=())
 
     @property
+    def shown_device(self) -> str:
+        """Its device, as screens name it."""
+        return shown_device(self.device, self.engine, self.host)
+
+    @property
     def shown(self) -> str:
         """What decodes and where, as screens name it."""
         return shown_engine(self.device, self.engine, self.host)

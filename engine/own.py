@@ -55,7 +55,7 @@ from alphaloop.settings.models import DrafterSettings, ModelSettings
 from engine.admission import AdmittedSequences, UnfinishedJobs, num_positions
 from engine.constraint import compute_masks
 from engine.device import Placement, available_bytes, is_out_of_memory, pass_bytes
-from engine.drafters.methods import Opening, open_another, open_drafters
+from engine.drafters.methods import METHODS, Opening, open_drafters
 from engine.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
 from engine.models import Target, load_target
 from engine.network.kv_layout import BLOCK
@@ -250,7 +250,7 @@ class TransformersEngine(Engine):
         models = self._models.model_copy(update={"drafters": {**self._models.drafters, name: settings}})
         opening = Opening(models, self._target, self._placement, self._num_slots, opened=self._drafters)
         try:
-            drafter = open_another(name, settings, opening)
+            drafter = METHODS[settings.method](name, settings, opening)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -49,7 +49,7 @@ from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
 from scheduler.drift.watching import watch_traffic
-from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.events import REOPENED_WITHIN, Draft, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
@@ -242,13 +242,15 @@ class Scheduler:
             forget_after=timedelta(days=self._dials.history_retention_days),
         )
         self._events.write(changes, now)
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
-        of_drafts = status_changes(judged.values(), statuses)
+        of_drafts = status_changes(judged.values(), self._statuses())
         for status in of_drafts:
             self._drafts.set_status(*astuple(status))
         states = Counter(change.state for change in changes)
         num_opened = states[EventState.OPENED] + states[EventState.REOPENED]
         return Flagged(num_opened, states[EventState.CLOSED], len(of_drafts))
+
+    def _statuses(self) -> dict[Draft, DraftStatus]:
+        return {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
 
     def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
@@ -271,8 +273,7 @@ class Scheduler:
             self._refreshes.end(refresh.id, refresh.attempt, trial.state, sentence=trial.sentence)
             facts = {"action": f"refresh_{trial.state}", "refresh": refresh.id}
             log.info("%s: %s", refresh.candidate_name, trial.sentence, extra=facts)
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
-        for parent, why in replaced_parents(models, known, statuses, drafters, now):
+        for parent, why in replaced_parents(models, known, self._statuses(), drafters, now):
             self._drafts.set_status(*parent, DraftStatus.RETIRED, why)
             log.info("%s is retired: %s", parent[0], why, extra={"action": "parent_retired", "drafter": parent[0]})
 
@@ -285,9 +286,8 @@ class Scheduler:
             facts = {"action": "refresh_postponed", "device_s": round(spent_s)}
             log.info("no refresh is opened: trainers took %.0f s in the last day", spent_s, extra=facts)
             return
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
         known, workers = self._refreshes.all(), self._workers.seen()
-        for due in due_refreshes(self._settings.models, workers, statuses, known, now):
+        for due in due_refreshes(self._settings.models, workers, self._statuses(), known, now):
             try:
                 self._refreshes.open(due.drafter, due.target_revision, due.parent, due.reason, now)
             except ConfigError:

@@ -18,7 +18,7 @@ from typing import Final
 
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.refreshing import ServedHeads, gain_in_words, mean_gain, names_of, served, trial_gains
-from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.decision_inputs import DraftStatus
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState
 from alphaloop.store.workers import SeenWorker
@@ -56,9 +56,7 @@ def due_refreshes(
         known: every refresh so far.
         now: by the database's clock.
     """
-    for name, settings in models.drafters.items():
-        if not isinstance(settings, HeadsDrafterSettings):
-            continue
+    for name in models.trainable:
         for pair in served(workers, name):
             reason = _reason(pair, statuses.get((name, pair.draft_revision, pair.target_revision)))
             own = [r for r in known if (r.drafter, r.target_revision) == (name, pair.target_revision)]

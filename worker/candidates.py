@@ -48,7 +48,7 @@ class Fetched:
 class Candidates:
     """The candidates of one worker. `look` belongs to the thread of `threads`, all else to the loop's.
 
-    `loaded` is called with each drafter once it drafts, and the name of its parent. `is_stale` is asked with a drafter
+    `loaded` is called with each drafter that was loaded, and the name of its parent. `is_stale` is asked with a drafter
     and its revision.
     """
 
@@ -150,7 +150,6 @@ def open_candidates(base: Foundation, deciding: Deciding, configured: ModelSetti
 
     def loaded(drafter: DrafterState, parent: str) -> None:
         revisions[drafter.name] = drafter.revision
-        cache.read_again()
         register = partial(registry.register_served, drafter, identity.target_revision)
         base.background.put("a drafter that was trained anew", register)
         if isinstance(costs, LiveCosts):

@@ -222,11 +222,11 @@ class Trainer:
 
     def _drafter(self, refresh: Refresh) -> HeadsDrafterSettings:
         """The settings of the parent, which is configured or a candidate that was kept. Raises AlphaloopError."""
-        configured = self.settings.models.drafters
-        drafter = configured.get(self.settings.models.ancestor(refresh.drafter))
-        if not isinstance(drafter, HeadsDrafterSettings):
+        models = self.settings.models
+        drafter = models.trainable.get(models.ancestor(refresh.drafter))
+        if drafter is None:
             raise ConfigError(f"expected a drafter of the method heads or eagle3, found {refresh.drafter}")
-        if refresh.drafter in configured:
+        if refresh.drafter in models.drafters:
             return drafter
         for earlier in self._store.all():
             if (earlier.candidate_name, earlier.candidate_revision) == (refresh.drafter, refresh.parent_draft_revision):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -307,8 +307,9 @@ def _bytes(number: int) -> str:
 
 def report_as_json(report: Report) -> dict[str, Any]:
     """Times in seconds, sizes in bytes, counts as they were counted."""
+    identity = report.setup.identity
     document = {
-        "setup": report.setup,
+        "setup": replace(report.setup, identity=replace(identity, device=identity.shown_device)),
         "num_batches": report.num_turns,
         "num_batches_planned": report.num_turns_planned,
         "is_interrupted": report.is_interrupted,

@@ -28,7 +28,7 @@ from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, DraftMethod, MeasuredDraft, best_length
 from alphaloop.engine import CheckFinding
 from alphaloop.errors import UnknownName
-from alphaloop.server_identity import ServerKind, shown_device
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
 from alphaloop.wording import json_text, share
@@ -122,9 +122,9 @@ def calibrate(
     """
 
     def shown(calibration: Calibration) -> None:
-        fields, identity = asdict(calibration), calibration.identity
-        device = shown_device(identity.device, identity.engine, identity.host)
-        print_json({**fields.pop("identity"), "device": device, **fields}) if as_json else _show_costs(calibration)
+        fields = asdict(calibration)
+        identity = {**fields.pop("identity"), "device": calibration.identity.shown_device}
+        print_json({**identity, **fields}) if as_json else _show_costs(calibration)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 

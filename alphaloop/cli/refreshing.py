@@ -11,7 +11,6 @@ from alphaloop.cli.screen import note, paragraph, show_rows
 from alphaloop.errors import ConfigError
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines, served
 from alphaloop.settings import Settings
-from alphaloop.settings.models import HeadsDrafterSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.refreshes import RefreshReason, RefreshStore
 from alphaloop.store.workers import WorkerStore
@@ -39,10 +38,12 @@ def refresh(
         raise typer.BadParameter("expected --status or --cancel, found both")
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
-        if not ((status or cancel) and RefreshStore(database).of(name)):
+        store = RefreshStore(database)
+        # One that has gone from the settings may have refreshes, to be shown or ended.
+        if not ((status or cancel) and store.of(name)):
             _refuse_unknown(settings, name)
         if cancel:
-            ended = RefreshStore(database).cancel(name, DatabaseClock(database).now())
+            ended = store.cancel(name, DatabaseClock(database).now())
             note(f"{how_many(len(ended), 'refresh')} of {name} cancelled" if ended else f"no refresh of {name} is open")
         elif not status:
             _open(database, name)
@@ -64,7 +65,7 @@ def refresh(
 
 def _refuse_unknown(settings: Settings, name: str) -> None:
     """Raise ConfigError unless the settings have a drafter of this name that can be trained anew."""
-    trainable = [n for n, drafter in settings.models.drafters.items() if isinstance(drafter, HeadsDrafterSettings)]
+    trainable = settings.models.trainable
     if name not in trainable:
         raise ConfigError(
             f"expected a drafter of heads or eagle3, one of {', '.join(trainable) or 'none'}, found {name!r}",

@@ -51,7 +51,6 @@ _BINS: Final = 2
 #: Of blocks that may be against a rival, those that are.
 _RIVAL_SHARE: Final = 0.5
 
-
 _NO_RIVALS: Final[Mapping[str, Treatment]] = {}
 
 
@@ -460,9 +459,10 @@ class _RoundBlock(_Block):
         if (phase := _COUNTED.get(self.stage)) is not None:
             for task, treatment in self.treatments.items():
                 if (task, phase) not in self._slices:
-                    begun = Slice(self.ids[task], task, phase, treatment, facts.started_at)
-                    begun.against = self.against[task].drafter if self.against else ""
-                    self._slices[task, phase] = begun
+                    against = self.against[task].drafter if self.against else ""
+                    self._slices[task, phase] = Slice(
+                        self.ids[task], task, phase, treatment, facts.started_at, against=against
+                    )
                 self._slices[task, phase].add(facts, facts.tasks[task])
             self._num_counted += not facts.has_prompt
             length = self._lengths[self.stage]

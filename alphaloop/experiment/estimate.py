@@ -9,8 +9,7 @@ yields is counted over *all* treatment rounds. For group s of strata (number run
 y_s is what a control round yields for a sequence: 1 where control is vanilla; where it drafts with a rival, the tokens
 of all control slices over their sequence-rounds. R_s are sequence-rounds of the treatment and tokens_s their tokens,
 t̄_s its mean time of a round without a prompt, q_s that time over a control round's (`time_ratios`), P the time that
-reading prompts added, which is the same in both arms. So
-every group has the weight that it has in the traffic.
+reading prompts added, which is the same in both arms. So every group has the weight that it has in the traffic.
 
 The interval: blocks are the unit of the times, stretches between two blocks the unit of the texts, and t has the
 degrees of freedom of Satterthwaite (1946). It holds for one window of time chosen beforehand. Whoever looks every

@@ -56,8 +56,9 @@ class RefreshLine:
         """The ratio with its interval; empty before it is known."""
         if self.ratio is None:
             return ""
-        interval = "" if self.low is None or self.high is None else f" [{self.low:.2f} {self.high:.2f}]"
-        return f"{self.ratio:.2f}×{interval}"
+        if self.low is None or self.high is None:
+            return f"{self.ratio:.2f}×"
+        return gain_in_words(Interval(self.ratio, self.low, self.high))
 
     @property
     def rates(self) -> str:
@@ -148,23 +149,31 @@ def _tokens_a_round(draft: DraftRevision | None) -> float | None:
     return total.num_tokens / total.rounds if total.rounds else None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskGain:
+    """How many times faster a task is with a candidate than with its parent."""
+
+    speedup: Interval
+    sequence_s: float  #: seconds times sequences that it rests on
+
+
 def names_of(models: ModelSettings, refresh: Refresh) -> tuple[str, ...]:
-    """The candidate of a refresh and what asks it, by the names under which they draft; the candidate first."""
-    name = refresh.candidate_name or ""
+    """The names of a refresh's candidate and of the hybrids that ask it, the candidate first."""
+    return tuple(_parents(models, refresh)) or (refresh.candidate_name or "",)
+
+
+def _parents(models: ModelSettings, refresh: Refresh) -> dict[str, str]:
+    """By drafter of a trial, the one that it may replace; none where no worker loads it with these settings."""
     try:
-        return tuple(models.successors(refresh.drafter, name))
-    except ConfigError:  # no worker loads it with these settings
-        return (name,)
+        succeeding = models.successors(refresh.drafter, refresh.candidate_name or "")
+    except ConfigError:
+        return {}
+    return {name: successor.parent for name, successor in succeeding.items()}
 
 
 def trial_gains(models: ModelSettings, refresh: Refresh, rivals: Iterable[TaskSpeedup]) -> dict[str, TaskGain]:
     """By task, how many times faster the candidate of a refresh is than its parent, as far as that is measured."""
-    try:
-        pairs = {
-            name: one.parent for name, one in models.successors(refresh.drafter, refresh.candidate_name or "").items()
-        }
-    except ConfigError:
-        pairs = {}
+    parents = _parents(models, refresh)
     gains: dict[str, list[TaskGain]] = {}
     for one in rivals:
         subject = one.subject
@@ -175,9 +184,9 @@ def trial_gains(models: ModelSettings, refresh: Refresh, rivals: Iterable[TaskSp
         ):
             continue
         gain = one.speedup
-        if pairs.get(one.against) == subject.drafter:  # the parent decodes, and the candidate is its control
+        if parents.get(one.against) == subject.drafter:  # the parent decodes, and the candidate is its control
             gain = Interval(1 / gain.mean, 1 / gain.high, 1 / gain.low)
-        elif pairs.get(subject.drafter) != one.against:
+        elif parents.get(subject.drafter) != one.against:
             continue
         gains.setdefault(subject.task, []).append(TaskGain(gain, one.sequence_s))
     means = {task: (mean_gain(own), sum(gain.sequence_s for gain in own)) for task, own in gains.items()}
@@ -205,14 +214,6 @@ def mean_gain(gains: Iterable[TaskGain]) -> Interval | None:
 def gain_in_words(gain: Interval) -> str:
     """`1.12× [1.05 1.20]`."""
     return f"{gain.mean:.2f}× [{gain.low:.2f} {gain.high:.2f}]"
-
-
-@dataclass(frozen=True, slots=True)
-class TaskGain:
-    """How many times faster a task is with a candidate than with its parent."""
-
-    speedup: Interval
-    sequence_s: float  #: seconds times sequences that it rests on
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,6 +334,12 @@ class HybridDrafterSettings(DraftingSettings):
         """Its sources."""
         return self.sources
 
+    def asking(self, source: str, other: str) -> HybridDrafterSettings:
+        """The same rule over `other` in place of a source."""
+        sources = tuple(other if asked == source else asked for asked in self.sources)
+        most = {other if asked == source else asked: num for asked, num in self.most_tokens.items()}
+        return self.model_copy(update={"sources": sources, "most_tokens": most})
+
     def check(self, name: str, models: ModelSettings) -> None:
         """Whether its sources are others that draft by themselves, on one device."""
         where, others = f"models.drafters.{name}", models.drafters
@@ -413,7 +419,7 @@ DrafterSettings = Annotated[
 
 
 class Successor(NamedTuple):
-    """A drafter that a worker has beside those of its settings, because one of these was trained anew."""
+    """A drafter that a worker adds to those of its settings, because one of these was trained anew."""
 
     parent: str  #: that it is on trial with
     settings: HeadsDrafterSettings | HybridDrafterSettings
@@ -537,6 +543,11 @@ class ModelSettings(Section):
             return type(self)(target=self.target, drafters=left)
         return self.model_copy(update={"drafters": left})
 
+    @property
+    def trainable(self) -> dict[str, HeadsDrafterSettings]:
+        """The drafters in the worker that can be trained anew, by name."""
+        return {name: own for name, own in self.drafters.items() if isinstance(own, HeadsDrafterSettings)}
+
     def ancestor(self, drafter: str) -> str:
         """The drafter of the settings that one which was trained anew comes from, `heads` of `heads-3`; else itself."""
         return drafter if drafter in self.drafters else _NUMBER.sub("", drafter)
@@ -549,20 +560,16 @@ class ModelSettings(Section):
         one has the candidate's, or the ancestor is gone from the settings.
         """
         base = self.ancestor(parent)
-        drafter = self.drafters.get(base)
         if candidate in self.drafters:
             raise ConfigError(f"expected no drafter in the settings with the candidate's name {candidate}, found one")
-        if not isinstance(drafter, HeadsDrafterSettings):
+        if (drafter := self.trainable.get(base)) is None:
             raise ConfigError(f"expected a drafter {base} of the method heads or eagle3 in the settings, found none")
         files = drafter.model_copy(update={"source": source, "revision": None})
         succeeding = {candidate: Successor(parent, files)}
         for name, hybrid in self.drafters.items():
             anew = f"{name}{candidate.removeprefix(base)}"
             if isinstance(hybrid, HybridDrafterSettings) and base in hybrid.sources and anew not in self.drafters:
-                sources = tuple(candidate if asked == base else asked for asked in hybrid.sources)
-                most = {candidate if asked == base else asked: num for asked, num in hybrid.most_tokens.items()}
-                asking = hybrid.model_copy(update={"sources": sources, "most_tokens": most})
-                succeeding[anew] = Successor(f"{name}{parent.removeprefix(base)}", asking)
+                succeeding[anew] = Successor(f"{name}{parent.removeprefix(base)}", hybrid.asking(base, candidate))
         return succeeding
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:

@@ -127,7 +127,7 @@ class RefreshStore(Store):
         """
         job_ids, prompt_ids, held_out = [list(column) for column in zip(*prompts, strict=True)] or ([], [], [])
         with self._database.begin() as connection:
-            if connection.execute(_SAYS, {"id": refresh_id, "attempt": attempt}).first() is None:
+            if connection.execute(_HOLDS, {"id": refresh_id, "attempt": attempt}).first() is None:
                 return None
             connection.execute(_FORGET_PROMPTS, {"id": refresh_id})
             given = {"id": refresh_id, "job_ids": job_ids, "prompt_ids": prompt_ids, "held_out": held_out}
@@ -172,7 +172,7 @@ class RefreshStore(Store):
 
     def count_erased(self, which: str, given: Mapping[str, Any]) -> tuple[int, Sequence[str]]:
         """How many refreshes `erase` would end, and the kept candidates that were trained with such a job, by name."""
-        num_open = self._database.scalar(text(_NUM_SAYING.format(which=which)), given)
+        num_open = self._database.scalar(text(_NUM_HOLDING.format(which=which)), given)
         return int(num_open), self._database.scalars(text(_TRAINED_WITH.format(which=which)), given)
 
     def erase(self, which: str, given: Mapping[str, Any], now: datetime, *, retires: bool) -> None:
@@ -182,7 +182,7 @@ class RefreshStore(Store):
         """
         with self._database.begin() as connection:
             connection.execute(text(_NOTE_ERASED.format(which=which)), {**given, "now": now})
-            ended = connection.execute(text(_END_SAYING.format(which=which)), {**given, "now": now}).scalars()
+            ended = connection.execute(text(_END_HOLDING.format(which=which)), {**given, "now": now}).scalars()
             connection.execute(_RETIRE_ENDED, {"ids": list(ended)})
             if retires:
                 connection.execute(text(_RETIRE.format(which=which)), given)
@@ -286,7 +286,7 @@ _RELEASE: Final = text(f"""
         changed_at = now()
     WHERE {_ATTEMPT} AND state = 'training'
 """)  # noqa: S608 - names of columns, no values
-_SAYS: Final = text(f"""
+_HOLDS: Final = text(f"""
     SELECT id FROM refreshes WHERE {_ATTEMPT} AND state = 'training' FOR UPDATE
 """)  # noqa: S608 - names of columns, no values
 _FORGET_PROMPTS: Final = text("DELETE FROM refresh_prompts WHERE refresh_id = :id")
@@ -333,12 +333,12 @@ _NUM_JOBS: Final = text("""
 """)
 _DEVICE_S: Final = text("SELECT coalesce(sum(device_s), 0) FROM refreshes WHERE changed_at >= :since")
 #: Of an erasure. `which` is a condition about `prompts`; none holds a value. What is open and judged on a job ends too.
-_SAYING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
+_HOLDING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
 _TAUGHT: Final = """EXISTS (
     SELECT FROM refresh_prompts AS prompts
     WHERE prompts.refresh_id = refreshes.id AND NOT prompts.is_held_out AND {which}
 )"""
-_NUM_SAYING: Final = f"SELECT count(*) FROM refreshes WHERE {_IS_OPEN} AND {_SAYING}"  # noqa: S608
+_NUM_HOLDING: Final = f"SELECT count(*) FROM refreshes WHERE {_IS_OPEN} AND {_HOLDING}"  # noqa: S608
 _TRAINED_WITH: Final = f"""
     SELECT candidate_name FROM refreshes WHERE state = 'kept' AND {_TAUGHT} AND NOT EXISTS (
         SELECT FROM draft_revisions AS registered
@@ -347,10 +347,10 @@ _TRAINED_WITH: Final = f"""
     ) ORDER BY candidate_name
 """  # noqa: S608
 _NOTE_ERASED: Final = "UPDATE refresh_prompts AS prompts SET erased_at = :now WHERE erased_at IS NULL AND {which}"
-_END_SAYING: Final = f"""
+_END_HOLDING: Final = f"""
     UPDATE refreshes SET state = 'failed', sentence = 'texts of its jobs were erased', lease_owner = NULL,
         lease_expires_at = NULL, changed_at = :now
-    WHERE {_IS_OPEN} AND {_SAYING} RETURNING id
+    WHERE {_IS_OPEN} AND {_HOLDING} RETURNING id
 """  # noqa: S608
 _RETIRE: Final = f"""
     UPDATE draft_revisions SET status = 'retired', status_changed_at = now(),

@@ -73,9 +73,10 @@ class SwitchbackStore(Store):
             rivals: list[TaskSpeedup] = []
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
-                speedups += _speedup_of(subject, over_vanilla(slices), now)
+                vanilla = over_vanilla(slices)
+                speedups += _speedup_of(subject, vanilla, now)
                 rivals += (task_speedup(subject, parts, now, against) for against, parts in over_rivals(slices).items())
-                later = [part for part in over_vanilla(slices) if part.started_at > ended.get(subject, _EARLIEST)]
+                later = [part for part in vanilla if part.started_at > ended.get(subject, _EARLIEST)]
                 if (pair := expectation_pair(subject, later, now)) is not None:
                     pairs.append(pair)
             if pairs:  # two workers of one host may close the same pair: the first one counts
@@ -184,15 +185,16 @@ def _speedup_of(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime)
 
 
 def _replace(connection: Connection, table: Table, speedups: Sequence[TaskSpeedup]) -> None:
-    """Write these rows over those of the same subjects."""
+    """Write these over the rows of the same subjects, as far as the table has columns."""
     if not speedups:
         return
+    rows = [_speedup_values(speedup) for speedup in speedups]
     statement = insert(table)
     names = [column.name for column in table.c if not column.primary_key]
     statement = statement.on_conflict_do_update(
         index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in names}
     )
-    connection.execute(statement, [_speedup_values(speedup) for speedup in speedups])
+    connection.execute(statement, [{column.name: row[column.name] for column in table.c} for row in rows])
 
 
 def _slice_values(row: SliceRow) -> dict[str, Any]:
@@ -214,9 +216,7 @@ def _bounds(name: str, found: Interval | None) -> dict[str, float | None]:
 
 
 def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
-    against = {"against": one.against} if one.against else {}
-    values = values_of(one, "subject", "speedup", "against") | values_of(one.subject) | against
-    return values | _bounds("speedup", one.speedup)
+    return values_of(one, "subject", "speedup") | values_of(one.subject) | _bounds("speedup", one.speedup)
 
 
 def _speedup(row: Row[Any], against: str = "") -> TaskSpeedup:

@@ -65,11 +65,6 @@ METHODS: Final[dict[str, Open]] = {
 }
 
 
-def open_another(name: str, settings: Any, opening: Opening) -> Drafter:
-    """One more drafter beside those that are open. Raises as `open_drafters`."""
-    return METHODS[settings.method](name, settings, opening)
-
-
 def open_drafters(models: ModelSettings, target: Target, placement: Placement, *, num_slots: int) -> dict[str, Drafter]:
     """The drafters of the settings, by name, in their order; those that ask others are opened last.
 

@@ -17,6 +17,7 @@ from alphaloop.deciding import evidence as in_memory
 from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
+from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, DraftStatus, StateRead
@@ -242,3 +243,35 @@ def add_segments(database: Database, numbers: Iterable[int], at: datetime) -> No
         jobs.append((key, EvidenceSums.of_job(counts, 3, at + timedelta(milliseconds=number), 30)))
     with database.begin() as connection:
         add_evidence(connection, jobs, HALF_LIFE)
+
+
+def test_a_drafter_that_is_added_brings_what_other_workers_know_of_it_also_after_a_read_that_failed(
+    database: Database,
+) -> None:
+    rng = random.Random(7)
+    store = FailingStore(database)
+    worker = new_worker(database, store)
+    runs = [decode_run(simulated_counts(rng, [0.6], 20), drafter="heads-2", revision="h2") for _ in range(5)]
+    record(database, runs)
+    worker.refresh()
+    place = Place("code", "heads-2", "h2")
+    assert worker.last_used(place) is None
+    worker.drafters["heads-2"] = "h2"  # type: ignore[index]
+    store.fails = True
+    with pytest.raises(StoreUnavailable):
+        worker.refresh()
+    assert worker.last_used(place) is None
+    store.fails = False
+    worker.refresh()
+    assert worker.last_used(place) is not None
+
+
+class FailingStore(AcceptanceStateStore):
+    """Cannot be read while `fails`."""
+
+    fails = False
+
+    def read(self, *args: Any, **kwargs: Any) -> StateRead:
+        if self.fails:
+            raise StoreUnavailable("away")
+        return super().read(*args, **kwargs)

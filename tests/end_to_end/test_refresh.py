@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 from sqlalchemy import text
 
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore
-from engine.models import load_weights
-from engine.training.heads import SequentialHeadsInTraining
-from engine.training.recipe import Recipe
-from tests.fixtures.models import small_llama
+from tests.fixtures.heads import noisy_heads
 from tests.fixtures.processes import ROOT, Process
 from tests.fixtures.worker import Client, until
 
@@ -35,22 +31,9 @@ NUM_MORE: Final = 2_000
 LONG_S: Final = 240.0
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path], tiny_tokenizer: Any) -> Path:
-    changes = {"max_position_embeddings": 256, "tie_word_embeddings": True, "initializer_range": 0.05}
-    return small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path_factory.mktemp("target"), **changes)
-
-
-def heads_of_another(target: Path, folder: Path) -> Path:
-    """Heads whose drafts are noise, trained for a target that nobody serves."""
-    model = load_weights(str(target), None, "float32", torch.device("cpu")).model
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    made = SequentialHeadsInTraining(*(layer.weight.detach() for layer in layers), None, Recipe())
-    with torch.no_grad():
-        made.outer.copy_(0.3 * torch.randn(made.outer.shape, generator=torch.Generator().manual_seed(3)))
-    folder.mkdir()
-    made.save(folder, torch.float32, {"target": "tiny", "target_revision": "another"})
-    return folder
+@pytest.fixture
+def target(trainable_target: Path) -> Path:
+    return trainable_target
 
 
 def write_configs(folder: Path, target: Path, heads: Path) -> None:
@@ -130,7 +113,7 @@ class World:
 def test_a_refresh_ends_as_without_when_each_process_is_killed_in_each_state(
     worker_settings: Settings, processes: Any, database: Database, tmp_path: Path, target: Path
 ) -> None:
-    write_configs(tmp_path, target, heads_of_another(target, tmp_path / "heads"))
+    write_configs(tmp_path, target, noisy_heads(target, tmp_path / "heads", target="tiny", target_revision="another"))
     world = World(worker_settings, database, tmp_path, processes)
     worker = world.worker()
     world.send(NUM_JOBS, 16)

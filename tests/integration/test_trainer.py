@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 
 from alphaloop.probes import new_probe_set
 from alphaloop.settings import ModelSettings, Settings
@@ -26,10 +25,8 @@ from alphaloop.store.housekeeping import EraseStore, Erasure
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore
-from engine.models import find_weights, load_weights
-from engine.training.heads import SequentialHeadsInTraining
-from engine.training.recipe import Recipe
-from tests.fixtures.models import small_llama
+from engine.models import find_weights
+from tests.fixtures.heads import noisy_heads
 from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Client, until
 from worker.trainer import LEASE_S, Trainer
@@ -41,27 +38,14 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 NUM_JOBS: Final = 100
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path], tiny_tokenizer: Any) -> Path:
-    changes = {"max_position_embeddings": 256, "tie_word_embeddings": True, "initializer_range": 0.05}
-    return small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path_factory.mktemp("target"), **changes)
-
-
-def heads(target: Path, folder: Path, spread: float) -> Path:
-    """Heads whose second layer is noise of that spread: none of their drafts is right where it is large."""
-    model = load_weights(str(target), None, "float32", torch.device("cpu")).model
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    made = SequentialHeadsInTraining(*(layer.weight.detach() for layer in layers), None, Recipe())
-    with torch.no_grad():
-        made.outer.copy_(spread * torch.randn(made.outer.shape, generator=torch.Generator().manual_seed(3)))
-    folder.mkdir()
-    made.save(folder, torch.float32, {})
-    return folder
+@pytest.fixture
+def target(trainable_target: Path) -> Path:
+    return trainable_target
 
 
 @pytest.fixture
 def settings(worker_settings: Settings, target: Path, tmp_path: Path) -> Settings:
-    parent = heads(target, tmp_path / "parent", 0.3)
+    parent = noisy_heads(target, tmp_path / "parent")
     served = TargetSettings(name="tiny", source=str(target), dtype="float32", device="cpu")
     models = ModelSettings(target=served, drafters={"heads": HeadsDrafterSettings(source=str(parent))})
     tasks = {

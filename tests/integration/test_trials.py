@@ -25,7 +25,6 @@ from alphaloop.store.workers import WorkerStore
 from engine.models import find_weights
 from tests.fixtures.drift import scheduler_of
 from tests.fixtures.heads import noise, sequential
-from tests.fixtures.models import small_llama
 from tests.fixtures.worker import Client, changed, running_worker, until
 from worker.assembly import open_engine
 from worker.training.keep import KeptDrafts
@@ -36,10 +35,9 @@ HIDDEN: Final = 64
 NUM_TOKENS: Final = 384
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path], tiny_tokenizer: Any) -> Path:
-    changes = {"max_position_embeddings": 512, "tie_word_embeddings": True, "initializer_range": 0.05}
-    return small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path_factory.mktemp("target"), **changes)
+@pytest.fixture
+def target(trainable_target: Path) -> Path:
+    return trainable_target
 
 
 @pytest.fixture

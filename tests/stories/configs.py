@@ -11,7 +11,8 @@ from tests.stories.prompts import DROPPED, TASKS, WORN
 
 PROFILE: Final = "stories"
 
-_PROFILE: Final = """
+#: What every story has on a laptop.
+_LAPTOP: Final = """
 [kafka]
 num_partitions = 2
 replication_factor = 1
@@ -20,7 +21,8 @@ session_timeout_ms = 20000
 [models.target]
 source = "{target}"
 num_threads = {num_threads}
-
+"""
+_PROFILE: Final = """
 [models.drafters.small]
 method = "draft_model"
 source = "{draft}"
@@ -43,13 +45,19 @@ def write_configs(
     folder: Path, *, target: str, draft: Path, num_threads: int, num_probes: int, is_watched: bool
 ) -> Path:
     """A folder of settings whose profile is `PROFILE`. `is_watched`: two tasks are probed in every run."""
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(SHIPPED_CONFIGS, folder)
-    text = _PROFILE.format(target=target, draft=draft.absolute(), num_threads=num_threads, num_probes=num_probes)
+    text = _PROFILE.format(draft=draft.absolute(), num_probes=num_probes)
     for task in TASKS:
         # Acceptance is what the stories are about: drafts that do not pay on this machine are kept all the same.
         text += f'\n[tasks.{task}]\ndecoding = "speculative"\n'
         if is_watched and task in (WORN, DROPPED):
             text += "probe_max_age_s = 1.0\n"
-    (folder / f"{PROFILE}.toml").write_text(text, encoding="utf-8")
+    return write_profile(folder, text, target=target, num_threads=num_threads)
+
+
+def write_profile(folder: Path, text: str, *, target: str, num_threads: int) -> Path:
+    """The shipped settings, and over them a laptop's and `text` as `PROFILE`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SHIPPED_CONFIGS, folder)
+    laptop = _LAPTOP.format(target=target, num_threads=num_threads)
+    (folder / f"{PROFILE}.toml").write_text(f"{laptop}{text}", encoding="utf-8")
     return folder

@@ -43,16 +43,20 @@ def trained_draft(
     data_dir.mkdir(parents=True, exist_ok=True)
     prompts.write_training(data_dir / "training.jsonl")
     say("training a draft of two layers on the first target's texts …")
-    environment = GlobalOptions(data_dir=data_dir).environment()
-    environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(target)
-    environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(num_threads)
-    subprocess.run(
-        [
-            *child_command("alphaloop.cli", ["draft", "train", str(folder)]),
-            *("--prompts", str(data_dir / "training.jsonl")),
-            *("--recipe", str(RECIPE), "--name", "small", "--seed", str(seed)),
-        ],
-        env=environment,
-        check=True,
+    train_draft(
+        folder,
+        *("--prompts", str(data_dir / "training.jsonl"), "--recipe", str(RECIPE), "--name", "small"),
+        target=str(target),
+        num_threads=num_threads,
+        seed=seed,
     )
     return folder
+
+
+def train_draft(folder: Path, *arguments: str, target: str, num_threads: int, seed: int) -> None:
+    """`alphaloop draft train FOLDER` with these arguments, its data beside the folder."""
+    environment = GlobalOptions(data_dir=folder.parent).environment()
+    environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = target
+    environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(num_threads)
+    command = child_command("alphaloop.cli", ["draft", "train", str(folder), *arguments, "--seed", str(seed)])
+    subprocess.run(command, env=environment, check=True)

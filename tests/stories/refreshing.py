@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +28,7 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from alphaloop.cli.children import child_command, child_process
+from alphaloop.cli.children import child_process
 from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import ChildProcess
@@ -40,7 +38,6 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines
 from alphaloop.settings import Settings
-from alphaloop.settings.load import SHIPPED_CONFIGS
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry
@@ -50,10 +47,10 @@ from benchmarks.exactness import decode
 from benchmarks.jobs import PromptJob, forced, prompts_of, without_prefix_cache
 from benchmarks.paired import bootstrap, paired_ratio
 from engine.own import TransformersEngine, load_engine
-from tests.stories.configs import PROFILE
+from tests.stories.configs import PROFILE, write_profile
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Faults
-from tests.stories.models import tuned_target
+from tests.stories.models import train_draft, tuned_target
 from tests.stories.prompts import story_prompts
 from tests.stories.size import Size
 
@@ -61,15 +58,6 @@ HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
 _PROFILE: Final = """
-[kafka]
-num_partitions = 2
-replication_factor = 1
-session_timeout_ms = 20000
-
-[models.target]
-source = "{target}"
-num_threads = {num_threads}
-
 [models.drafters.heads]
 method = "heads"
 source = "{heads}"
@@ -159,21 +147,20 @@ class Story:
         prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
         recipe.write_text(_RECIPE.format(num_texts=self.options.texts, num_epochs=self.options.epochs), "utf-8")
         self._say(f"training heads for the model as it was made, on at most {self.options.texts} texts …")
-        environment = GlobalOptions(data_dir=self.data_dir).environment()
-        environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = self.options.source
-        environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(self.options.threads)
-        command = ["draft", "train", str(folder), "--method", "heads", "--prompts", str(prompts)]
-        command += ["--recipe", str(recipe), "--name", HEADS, "--seed", str(self.options.seed)]
-        subprocess.run(child_command("alphaloop.cli", command), env=environment, check=True)
+        train_draft(
+            folder,
+            *("--method", "heads", "--prompts", str(prompts), "--recipe", str(recipe), "--name", HEADS),
+            target=self.options.source,
+            num_threads=self.options.threads,
+            seed=self.options.seed,
+        )
         return folder
 
     def _configs(self, target: Path, heads: Path, tasks: Mapping[str, object]) -> Path:
-        folder = self.data_dir / "configs"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(SHIPPED_CONFIGS, folder)
-        text = _PROFILE.format(target=target, heads=heads.absolute(), num_threads=self.options.threads)
+        num_threads = self.options.threads
+        text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
+        folder = write_profile(self.data_dir / "configs", text, target=str(target), num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
-        (folder / f"{PROFILE}.toml").write_text(text, encoding="utf-8")
         return folder
 
     def _live(

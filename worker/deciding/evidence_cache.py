@@ -114,21 +114,21 @@ class EvidenceCache:
         self._lock = threading.RLock()
         self._seen: int | None = None
         self._stale: frozenset[tuple[str, str]] = frozenset()
-        self._lacks_drafter = False  # one that was added after the last read
+        self._read_with: Mapping[str, str] = {}  # the drafters of the last read
         self._unread: dict[Place, list[StateRow]] = {}  # as they were read: most tasks are never asked for
         self._opened = EvidenceSnapshot(self.half_life, errors=self._errors)
         self._known: dict[EvidenceKey, _Known] = {}  # of what is in the snapshot
 
     def refresh(self) -> None:
-        """Read which drafts are stale, and the rows that changed since the last read; the first time, all of them.
+        """Read which drafts are stale, and the rows that changed since the last read; all where drafters were added.
 
         Raises StoreError, and the cache stays as it was.
         """
         stale = frozenset(self.registry.stale(self.target_revision))
-        with self._lock:
-            since = None if self._lacks_drafter else self._seen
-            self._lacks_drafter = False
-        read = self.store.read(self.target_revision, self.engine, dict(self.drafters), since=since)
+        # Other workers may know a drafter that was added since.
+        drafters = dict(self.drafters)
+        since = self._seen if drafters == self._read_with else None
+        read = self.store.read(self.target_revision, self.engine, drafters, since=since)
         if self.pairs is not None and self._errors is not None:
             pairs = self.pairs(self._newest_pair)
             self._errors.add(pairs)
@@ -139,12 +139,7 @@ class EvidenceCache:
                 self._begin_with(read.rows)
             else:
                 self.take(read.rows)
-            self._seen = read.seen
-
-    def read_again(self) -> None:
-        """Read everything with the next refresh: `drafters` has one more, which other workers may know already."""
-        with self._lock:
-            self._lacks_drafter = True
+            self._seen, self._read_with = read.seen, drafters
 
     def is_stale(self, drafter: str, revision: str) -> bool:
         """Whether that draft is flagged stale, or retired."""

@@ -88,61 +88,16 @@ COMMENT ON COLUMN switchback_slices.against IS
 COMMENT ON COLUMN switchback_slices.phase IS
     'control is vanilla, or drafts with the drafter that against names; between, before and after are the treatment';
 CREATE TABLE rival_speedups (
-    task TEXT NOT NULL,
-    sampling_bucket TEXT NOT NULL,
-    target_revision TEXT NOT NULL,
-    engine TEXT NOT NULL,
-    host TEXT NOT NULL,
-    device TEXT NOT NULL,
-    drafter TEXT NOT NULL,
-    draft_revision TEXT NOT NULL,
+    LIKE task_speedups INCLUDING COMMENTS,
     against TEXT NOT NULL,
-    min_num_draft_tokens INTEGER NOT NULL,
-    max_num_draft_tokens INTEGER NOT NULL,
-    mean_running DOUBLE PRECISION NOT NULL,
-    mean_context DOUBLE PRECISION NOT NULL,
-    num_tokens BIGINT NOT NULL,
-    sequence_s DOUBLE PRECISION NOT NULL,
-    num_blocks BIGINT NOT NULL,
-    num_control_rounds BIGINT NOT NULL,
-    control_share DOUBLE PRECISION NOT NULL,
-    speedup DOUBLE PRECISION,
-    speedup_low DOUBLE PRECISION,
-    speedup_high DOUBLE PRECISION,
-    verdict TEXT NOT NULL,
-    covers_from timestamptz NOT NULL,
-    covers_to timestamptz NOT NULL,
-    computed_at timestamptz NOT NULL,
     CONSTRAINT pk_rival_speedups PRIMARY KEY
         (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision, against)
 );
 COMMENT ON TABLE rival_speedups IS
     'The measured speed-up of a drafter over another one, of which one is on trial, over the last day of their slices';
-COMMENT ON COLUMN rival_speedups.task IS 'Kind of prompt';
-COMMENT ON COLUMN rival_speedups.sampling_bucket IS 'Sampling settings of the sequences';
-COMMENT ON COLUMN rival_speedups.target_revision IS 'Hash of the target''s weights';
-COMMENT ON COLUMN rival_speedups.engine IS 'Decoding library, version and dtype';
-COMMENT ON COLUMN rival_speedups.host IS 'Machine that decoded';
-COMMENT ON COLUMN rival_speedups.device IS 'What decoded on it';
-COMMENT ON COLUMN rival_speedups.drafter IS 'Drafter of the treatment';
-COMMENT ON COLUMN rival_speedups.draft_revision IS 'Its revision';
 COMMENT ON COLUMN rival_speedups.against IS 'Drafter of the control slices';
-COMMENT ON COLUMN rival_speedups.min_num_draft_tokens IS 'Smallest k of the treatment';
-COMMENT ON COLUMN rival_speedups.max_num_draft_tokens IS 'Largest k of the treatment';
-COMMENT ON COLUMN rival_speedups.mean_running IS 'Sequences of all tasks a round, of the treatment';
-COMMENT ON COLUMN rival_speedups.mean_context IS 'Tokens of context a sequence, of the treatment';
-COMMENT ON COLUMN rival_speedups.num_tokens IS 'Tokens that the treatment put out';
-COMMENT ON COLUMN rival_speedups.sequence_s IS 'Seconds times sequences that this took';
-COMMENT ON COLUMN rival_speedups.num_blocks IS 'Control slices with the treatment before and after';
-COMMENT ON COLUMN rival_speedups.num_control_rounds IS 'Rounds of the control slices in them';
-COMMENT ON COLUMN rival_speedups.control_share IS 'Of seconds times sequences, those in control slices';
 COMMENT ON COLUMN rival_speedups.speedup IS 'Measured, over that drafter; null before there are eight blocks';
-COMMENT ON COLUMN rival_speedups.speedup_low IS 'Lower 95 % bound';
-COMMENT ON COLUMN rival_speedups.speedup_high IS 'Upper 95 % bound';
-COMMENT ON COLUMN rival_speedups.verdict IS 'alphaloop.experiment.estimate.Verdict';
-COMMENT ON COLUMN rival_speedups.covers_from IS 'When the first slice began';
-COMMENT ON COLUMN rival_speedups.covers_to IS 'When the last slice began';
-COMMENT ON COLUMN rival_speedups.computed_at IS 'When it was computed';
+COMMENT ON COLUMN rival_speedups.num_control_rounds IS 'Rounds of the control slices in them';
 
 -- The rights on the tables of revision 0001 stay where they are.
 ALTER FUNCTION grant_to_roles() RENAME TO grant_first_tables;
