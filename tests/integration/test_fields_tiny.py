@@ -230,4 +230,5 @@ def test_texts_of_unlike_cuts_and_constraints_in_one_round_are_those_of_each_alo
         if sampling.num_logprobs:
             ours, theirs = ([token.logprob for token in one.choices[0].logprobs or ()] for one in (made, expected))
             assert ours == pytest.approx(theirs, abs=1e-9)
-    assert sum(one.counts.num_accepted for one in together.values()) > 20 * (drafter is not None)
+    num_accepted = sum(one.counts.num_accepted for one in together.values())
+    assert num_accepted > 20 if drafter else num_accepted == 0
