@@ -10,17 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from alphaloop.engine import Sampling
-from alphaloop.errors import DecodeFailed
+from engine.distribution import BLOCK, LANES, candidates, draw_rows, in_blocks, not_finite, probabilities
 
 if TYPE_CHECKING:
     from engine.constraint import ConstrainedText
@@ -124,14 +122,13 @@ class TokenChooser:
         return probabilities(scores, self.sampling)
 
     def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same distribution as the tokens that have a share of it: weights, and token ids ascending.
+        """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
 
-        Both [rows, n], padded with 0; weights are not `normalised`. Without cuts all [rows, vocabulary] and None:
-        column i is token i.
+        Both [rows, n], padded with 0. Without cuts all [rows, vocabulary] and None: column i is token i.
         """
         if not self.sampling.is_cut:
             return probabilities(scores, self.sampling), None
-        return _candidates(scores, self.sampling)
+        return candidates(scores, self.sampling).on(scores.device)
 
     @property
     def cut(self) -> tuple[float, int, float, float]:
@@ -139,8 +136,8 @@ class TokenChooser:
         sampling = self.sampling
         return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
-    def tokens(self, scores: Tensor, positions: Sequence[int]) -> Tensor:
-        """The token of each row [rows]: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
+    def tokens(self, scores: Tensor, positions: Sequence[int]) -> list[int]:
+        """The token of each row: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
 
         `positions`: where in prompt and output each token will stand. A draft that equals its row's token is accepted.
         """
@@ -162,20 +159,34 @@ class TokenChooser:
         return key_of("seed", self.sampling.seed, position)
 
 
-def tokens_of(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> Tensor:
-    """As `TokenChooser.tokens`, each row with its own job and position; the jobs' `cut` is the same: [rows]."""
+def tokens_of(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> list[int]:
+    """As `TokenChooser.tokens`, each row with its own job and position; the jobs' `cut` is the same."""
     first = choices[0][0]
     if first.is_greedy:
-        return scores.argmax(dim=-1)
-    return _perturbed_tokens(scores, first.sampling, [choice.noise_key(position) for choice, position in choices])
+        best: list[int] = scores.argmax(dim=-1).tolist()
+        return best
+    keys = np.array([choice.noise_key(position) for choice, position in choices], dtype=np.int64)
+    return _perturbed_tokens(scores, first.sampling, keys)
+
+
+def drawn_tokens(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> list[int]:
+    """A token of each row, drawn with the next random number of its job; a job has as many rows as `choices` says.
+
+    The jobs' `cut` is the same.
+    """
+    uniforms, sampling = uniforms_of(choices), choices[0][0].sampling
+    if sampling.is_cut:
+        return candidates(scores, sampling).drawn(uniforms)
+    columns = draw_rows(probabilities(scores, sampling), torch.from_numpy(uniforms[:, None]).to(scores.device))
+    drawn: list[int] = columns.flatten().tolist()
+    return drawn
 
 
 def uniforms_of(choices: Sequence[tuple[TokenChooser, int]]) -> NDArray[np.float64]:
     """As `TokenChooser.uniforms`, on the host, the numbers of one job after those of the other."""
     counters = np.array([number for choice, num in choices for number in choice.counters(num)], dtype=np.int64)
     keys = np.array([choice.job_key for choice, num in choices for _ in range(num)], dtype=np.int64)
-    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + keys).astype(np.float64) + 0.5) * 2.0**-52
-    return drawn
+    return uniforms(keys, counters)
 
 
 class _Adjustments:
@@ -281,179 +292,24 @@ class _Adjustments:
         self._counts = counts.index_add(0, where, torch.ones_like(where))
 
 
-# Tokens a block, a power of two: large enough that the blocks' maxima are few, small enough that a block read in vain
-# costs little.
-BLOCK: Final = 64
-# Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
-_HOPE: Final = 2.0**-10
+def token_noise(
+    key: int | NDArray[np.int64], block: NDArray[np.int64], lane: NDArray[np.int64], vocabulary: int
+) -> NDArray[np.float64]:
+    """Gumbel noise of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast.
 
-
-def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
-
-    Temperature, then top_k, top_p and min_p: the order of transformers (`_get_logits_processor`). vLLM takes min_p
-    before top_k and top_p; which tokens min_p itself removes is the same there, as its bound is a share of the
-    likeliest token's probability. A whole vocabulary is never sorted where a few of its tokens can stay: those are
-    found by a bound that every token that stays must reach, first among blocks of the vocabulary, then inside the
-    blocks that reach it.
-
-    top_k keeps ties with the k-th likeliest token. top_p keeps the smallest set of likeliest tokens whose probability
-    reaches it, the token that crosses it included; of equally likely ones the lower id is taken first. min_p keeps
-    tokens with at least that share of the likeliest one's probability. The temperature must be above 0: at 0 decoding
-    is greedy. Raises RuntimeError where a row has no finite maximum.
+    One independent Gumbel draw a token, from the top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block
+    of tokens first the largest of its draws, Gumbel(log size), then which of its tokens has it, then the other draws,
+    which are Gumbel draws of at most that.
     """
-    if not sampling.is_cut:
-        whole = _softmax(scores, sampling)
-        _refuse_infinite(whole[:, 0])
-        return whole
-    weights, tokens = _candidates(scores, sampling)
-    # The padding adds 0 to token 0.
-    whole = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
-    return whole.scatter_add_(-1, tokens, normalised(weights))
+    size = _sizes(block, vocabulary)
+    largest = gumbel(key, -1 - 2 * block) + np.log(size)
+    owner = (uniforms(key, -2 - 2 * block) * size).astype(np.int64)
+    others = -np.log(np.exp(-largest) - np.log(uniforms(key, block * BLOCK + lane)))
+    return np.where(lane == owner, largest, others)
 
 
-def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The same distribution as the few tokens that share it; `sampling` must be cut.
-
-    Weights [rows, n] in float64, not normalised and padded with 0, and their tokens [rows, n], ascending but for the
-    padding. n is the longest row's. Two waits for the device.
-    """
-    if 0 < sampling.top_k < scores.shape[-1]:
-        weights, order, tokens = _top_k(_in_blocks(_comparable(scores)), sampling)
-        if sampling.top_p < 1 or sampling.min_p > 0:
-            weights = normalised(weights)
-    elif sampling.top_p < 1:
-        weights, order, tokens = _reaching(scores, sampling)
-    else:
-        blocks = _in_blocks(_comparable(scores))
-        peaks = blocks.amax(dim=-1)
-        best = peaks.amax(dim=-1, keepdim=True).double()
-        # Less the error of its rounding. Without min_p top_k asks for more than the vocabulary: no token is cut.
-        distance = sampling.temperature * math.log(sampling.min_p) if sampling.min_p else -math.inf
-        bound = best + (distance - 1e-9)
-        values, order, tokens = _at_least(blocks, peaks, bound.sub_(best.abs(), alpha=1e-9), -torch.inf)
-        weights = _weights(values, best, sampling)
-    if sampling.top_p < 1:
-        weights = weights.masked_fill(weights.cumsum(dim=-1) - weights >= sampling.top_p, 0.0)
-    if sampling.min_p > 0:
-        weights = weights.masked_fill(weights < sampling.min_p * weights[:, :1], 0.0)
-    return weights.scatter(1, order, weights), tokens
-
-
-def _top_k(blocks: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_at_least`, weights of the top_k likeliest tokens and of those that equal the last of them."""
-    peaks = blocks.amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True)
-    # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
-    among = peaks if sampling.top_k <= peaks.shape[-1] else blocks.flatten(1)
-    kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-    values, order, tokens = _at_least(blocks, peaks, kth, -torch.inf)
-    if values.shape[-1] > sampling.top_k:
-        values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
-    return _weights(values, best, sampling), order, tokens
-
-
-def _reaching(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_at_least`, probabilities of all tokens that top_p and min_p can keep."""
-    p = _softmax(scores, sampling)
-    blocks = _in_blocks(p, 0.0)
-    peaks = blocks.amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True)
-    # 1e-9 covers the error of rounded sums.
-    bound = (max(_HOPE, sampling.min_p) * (1 - 1e-9)) * best
-    if sampling.min_p < _HOPE:
-        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do. Else:
-        # all tokens below this probability have at most half of 1 - top_p.
-        certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-        is_enough = p.mul(p >= bound).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-        least: Tensor | float = (sampling.min_p * (1 - 1e-9) * best).clamp_min_(certain) if sampling.min_p else certain
-        bound = torch.where(is_enough, bound, least)
-    return _at_least(blocks, peaks, bound, 0.0)
-
-
-def _comparable(scores: Tensor) -> Tensor:
-    """Maxima of 16-bit numbers take longer than turning them into float32."""
-    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-
-
-def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
-    return ((values - best) / sampling.temperature).exp_()
-
-
-def normalised(weights: Tensor) -> Tensor:
-    """Each row of `weights` [rows, columns] over its sum."""
-    # A running sum, because its bits do not depend on the row's padding, and so not on the other rows.
-    return weights / weights.cumsum(dim=-1)[:, -1:]
-
-
-def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
-    # Less the best score first, because a score over a temperature near 0 has no float64.
-    best = scores.amax(dim=-1, keepdim=True).double()
-    return scores.sub(best).div_(sampling.temperature).softmax(dim=-1)
-
-
-def _refuse_infinite(best: Tensor) -> None:
-    """Raise DecodeFailed unless all are finite: what is drawn from other numbers means nothing."""
-    if not bool(best.isfinite().all()):
-        raise DecodeFailed("the target returned logits that are not finite")
-
-
-def _in_blocks(values: Tensor, padding: float = -torch.inf) -> Tensor:
-    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded."""
-    surplus = -values.shape[-1] % BLOCK
-    padded = functional.pad(values, (0, surplus), value=padding) if surplus else values
-    return padded.reshape(*padded.shape[:-1], -1, BLOCK)
-
-
-def _at_least(blocks: Tensor, peaks: Tensor, bound: Tensor, padding: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The values of each row [rows, blocks, BLOCK] that reach its bound [rows, 1] and are more than `padding`.
-
-    Returns these values [rows, n] in float64, descending, equal ones by token id, padded; the column of each in the
-    tokens; and their token ids [rows, n], ascending but for the padding. `peaks` [rows, blocks] are the blocks' maxima.
-    Two waits for the device. Raises DecodeFailed where a row has no finite maximum.
-    """
-    lowest = torch.finfo(blocks.dtype).tiny if padding == 0 else torch.finfo(blocks.dtype).min
-    # No number reaches the sum where the maximum is not finite.
-    bound = bound.clamp_min(lowest).add_(peaks.amax(dim=-1, keepdim=True), alpha=0)
-    nums_blocks: list[int] = (peaks >= bound).sum(dim=-1).tolist()
-    if not all(nums_blocks):
-        raise DecodeFailed("the target returned logits that are not finite")
-    places = peaks.topk(max(nums_blocks), dim=-1).indices.sort(dim=-1).values
-    tokens = torch.add(_lanes(blocks.device), places[:, :, None], alpha=BLOCK).flatten(1)
-    inside = blocks.flatten(1).gather(1, tokens)
-    is_reached = inside >= bound
-    column = is_reached.cumsum(dim=-1)
-    num = int(column.amax())
-    # What is not reached goes into the first column, which is left out.
-    column = column.mul_(is_reached)
-    packed = torch.full((len(inside), 1 + num), padding, dtype=torch.float64, device=inside.device)
-    packed = packed.scatter_(1, column, inside.double())[:, 1:]
-    tokens = tokens.new_zeros((len(inside), 1 + num)).scatter_(1, column, tokens)[:, 1:]
-    packed, order = packed.sort(dim=-1, descending=True, stable=True)
-    return packed, order, tokens
-
-
-@lru_cache(maxsize=8)
-def _lanes(device: torch.device) -> Tensor:
-    """The places in a block [BLOCK]."""
-    return torch.arange(BLOCK, device=device)
-
-
-def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
-    """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
-    size, first = _sizes(block, vocabulary), -2 * block
-    tokens = torch.add(lane, block, alpha=BLOCK)
-    # All draws in one call: each takes some twenty operations of integers.
-    counters = torch.stack(torch.broadcast_tensors(first - 1, first - 2, tokens))
-    of_largest, of_owner, of_token = uniforms(key, counters).unbind()
-    largest = _gumbel(of_largest).add_(size.log())
-    owner = (of_owner * size).long()
-    others = ((-largest).exp_() - of_token.log_()).log_().neg_()
-    return torch.where(lane == owner, largest, others)
-
-
-def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
-    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise.
+def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: NDArray[np.int64]) -> list[int]:
+    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]. keys[i] is the key of row i's noise.
 
     The reproducible coupling. The noise of a position is Gumbel noise that depends on the job's seed and the position
     only, so the choice's distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + noise)
@@ -465,49 +321,72 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     least (1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without
     Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
 
-    The noise is drawn so that most of it need never be looked at: it is one independent Gumbel draw a token, from the
-    top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block of tokens first the largest of its draws,
-    Gumbel(log size), then which of its tokens has it, then the other draws, which are Gumbel draws of at most that. A
-    block's highest score and largest draw together bound all of its sums, so few blocks remain in question. The draws
-    are the same everywhere; their logarithms may differ in the last bit between processors.
+    The draws are the same everywhere; their logarithms may differ in the last bit between processors.
     """
-    vocabulary = scores.shape[-1]
-    key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
-    if sampling.is_cut:
-        weights, tokens = _candidates(scores, sampling)
-        noise = token_noise(key, tokens >> BLOCK.bit_length() - 1, tokens & BLOCK - 1, vocabulary)
-        best = weights.log_().add_(noise).argmax(dim=-1, keepdim=True)
-        return tokens.gather(-1, best).squeeze(-1)
+    if not sampling.is_cut:
+        return _perturbed_among_all(scores, sampling, keys)
+    shared = candidates(scores, sampling)
+    rows, columns = shared.weights.nonzero()
+    tokens = shared.tokens[rows, columns]
+    noise = token_noise(keys[rows], tokens // BLOCK, tokens % BLOCK, scores.shape[-1])
+    sums = np.full(shared.weights.shape, -math.inf)
+    sums[rows, columns] = np.log(shared.weights[rows, columns]) + noise
+    chosen: list[int] = shared.tokens[np.arange(len(sums)), sums.argmax(axis=1)].tolist()
+    return chosen
+
+
+def _perturbed_among_all(scores: Tensor, sampling: Sampling, keys: NDArray[np.int64]) -> list[int]:
+    """The same without a cut. Most of the noise is never looked at, and three waits for the device.
+
+    A block's highest score and largest draw together bound all of its sums. So the device hands over each row's block
+    of the highest bound, and then those whose bounds are no lower than what that one reaches.
+    """
+    vocabulary, device = scores.shape[-1], scores.device
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
-    inside = _in_blocks(scores)
-    block = torch.arange(inside.shape[-2], device=scores.device)
-    peaks = inside.amax(dim=-1).double()
-    top = peaks.amax(dim=-1)
-    bounds = (peaks - top[:, None]) / sampling.temperature + _largest_noise(key, block, _sizes(block, vocabulary))
-    lanes = torch.arange(BLOCK, device=scores.device)
-
-    def sums(row: Tensor, block: Tensor) -> Tensor:
-        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
-        return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
-
-    reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)
-    _refuse_infinite(reached)
-    row, block = (bounds >= reached).nonzero(as_tuple=True)
-    best, lane = sums(row, block).max(dim=-1)
-    highest = reached.squeeze(-1).scatter_reduce(0, row, best, "amax")
-    winners = best == highest[row]
-    tokens = torch.empty(len(scores), dtype=torch.long, device=scores.device)
-    tokens[row[winners]] = (block * BLOCK + lane)[winners]
-    return tokens
+    best = scores.amax(dim=-1, keepdim=True).double()
+    blocks = in_blocks(scores.sub(best).div_(sampling.temperature))
+    bounds = blocks.amax(dim=-1).add_(_largest_noise(keys, blocks.shape[1], vocabulary, device))
+    highest = bounds.argmax(dim=-1, keepdim=True)
+    read = torch.cat((blocks.take_along_dim(highest[:, :, None], 1).flatten(1), highest), dim=1).cpu().numpy()
+    _, reached = _highest_sums(read, keys, vocabulary)
+    if not np.isfinite(reached).all():
+        raise not_finite()
+    # Less the error of logarithms on another processor.
+    pairs = (bounds >= torch.from_numpy(reached[:, None] - 1e-9).to(device)).nonzero()
+    row, block = pairs.unbind(1)
+    read = torch.cat((blocks[row, block], pairs), dim=1).cpu().numpy()
+    rows = read[:, BLOCK].astype(np.int64)
+    tokens, sums = _highest_sums(read[:, [*range(BLOCK), BLOCK + 1]], keys[rows], vocabulary)
+    by_row = np.lexsort((sums, rows))
+    chosen: list[int] = tokens[by_row[np.diff(rows[by_row], append=-1) != 0]].tolist()
+    return chosen
 
 
-def _sizes(block: Tensor, vocabulary: int) -> Tensor:
-    return (vocabulary - block * BLOCK).clamp_(max=BLOCK)
+def _highest_sums(
+    read: NDArray[np.float64], keys: NDArray[np.int64], vocabulary: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The token of the highest sum of log p and noise in each block, and that sum, both [rows].
+
+    `read` [rows, BLOCK + 1]: log p of a block's tokens, and the block's number.
+    """
+    block = read[:, BLOCK:].astype(np.int64)
+    sums = read[:, :BLOCK] + token_noise(keys[:, None], block, LANES, vocabulary)
+    lanes = sums.argmax(axis=1)
+    return block[:, 0] * BLOCK + lanes, sums[np.arange(len(sums)), lanes]
 
 
-def _largest_noise(key: int | Tensor, block: Tensor, size: Tensor) -> Tensor:
-    return gumbel(key, -1 - 2 * block) + size.log()
+def _largest_noise(keys: NDArray[np.int64], num_blocks: int, vocabulary: int, device: torch.device) -> Tensor:
+    """The largest noise of each block's tokens: [rows, blocks]."""
+    block = np.arange(num_blocks)
+    key, counters, log_sizes = (
+        torch.from_numpy(of).to(device) for of in (keys[:, None], -1 - 2 * block, np.log(_sizes(block, vocabulary)))
+    )
+    return gumbel(key, counters).add_(log_sizes)
+
+
+def _sizes(block: NDArray[np.int64], vocabulary: int) -> NDArray[np.int64]:
+    return np.minimum(vocabulary - block * BLOCK, BLOCK)
 
 
 def _signed(value: int) -> int:
@@ -519,7 +398,7 @@ _GAMMA: Final = _signed(0x9E3779B97F4A7C15)
 _STEPS: Final = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
 
 
-_Bits = TypeVar("_Bits", Tensor, NDArray[np.int64])
+_Numbers = TypeVar("_Numbers", Tensor, NDArray[Any])
 
 
 def key_of(*parts: int | str) -> int:
@@ -527,20 +406,16 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big", signed=True)
 
 
-def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
-    """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other.
+def uniforms(key: int | _Numbers, counters: _Numbers) -> _Numbers:
+    """Draws from (0, 1) in float64, one a counter, where the counters are: on a device, or as arrays on the host.
 
-    They follow from key and counter: the same in every process, on every device, in any order. SplitMix64 (Steele, Lea,
-    Flood 2014, with the finaliser of its reference code) over `key + counter · γ`. Only integers are mixed, which are
-    exact everywhere, so a number can be computed where and when it is needed, for a few tokens as well as for the whole
-    vocabulary. torch's CPU generator keeps 32 bits of its seed, which makes different seeds equal.
+    `key` and `counters` (int64) broadcast against each other. The draws follow from them: the same in every process, on
+    every device, in any order. SplitMix64 (Steele, Lea, Flood 2014, with the finaliser of its reference code) over
+    `key + counter · γ`. Only integers are mixed, which are exact everywhere, so a number can be computed where and when
+    it is needed, for a few tokens as well as for the whole vocabulary. torch's CPU generator keeps 32 bits of its seed,
+    which makes different seeds equal.
     """
-    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
-    return _mixed(counters * _GAMMA + key).double().add_(0.5).mul_(2.0**-52)
-
-
-def _mixed(bits: _Bits) -> _Bits:
-    """52 random bits of each number, which is changed."""
+    bits = counters * _GAMMA + key
     for shift, multiplier in _STEPS:
         shifted = bits >> shift
         shifted &= (1 << (64 - shift)) - 1
@@ -549,18 +424,15 @@ def _mixed(bits: _Bits) -> _Bits:
             bits *= multiplier
     bits >>= 12
     bits &= (1 << 52) - 1
-    return bits
+    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
+    return ((bits.double() if isinstance(bits, Tensor) else bits.astype(np.float64)) + 0.5) * 2.0**-52
 
 
-def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:
+def gumbel(key: int | _Numbers, counters: _Numbers) -> _Numbers:
     """Standard Gumbel draws in float64, one a counter.
 
     argmax(log p + gumbel) is distributed as p (Gumbel 1954; Maddison et al. 2014). Taken as -log(-log1p(-u)): winners
     have a small u, where it is the most precise.
     """
-    return _gumbel(uniforms(key, counters))
-
-
-def _gumbel(uniforms: Tensor) -> Tensor:
-    """In place."""
-    return uniforms.neg_().log1p_().neg_().log_().neg_()
+    small = -uniforms(key, counters)
+    return -small.log1p().neg().log() if isinstance(small, Tensor) else -np.log(-np.log1p(small))

@@ -5,7 +5,9 @@ of numbers; `engine.drawing` has those that draw.
 
 A chain, greedy: a draft stays while it equals the target's argmax. A chain from a deterministic drafter, whose q is
 one-hot (Leviathan et al. 2023): x is accepted with probability p(x), else the next token is drawn from p without x,
-renormalised; after the last accepted draft it is drawn from p.
+renormalised; after the last accepted draft it is drawn from p. That is what a token y drawn from p says at each place:
+x is accepted where y = x, and where it is not, y has the distribution of p without x. So the target draws a token at
+every place, as it takes the likeliest at every place of a greedy text, and a draft stays while it equals them.
 
 A chain that was drawn is verified as one block: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
 Algorithm 2 (arXiv 2403.10444). Token-wise verification stops at the first rejection. Here the longest prefix wins whose
@@ -18,7 +20,8 @@ tried in order until one is accepted; where none is, the target's own token ends
 drawn at a node, p at first. A child x that follows from the text (the likeliest tokens of a greedy draft, look-up) is
 accepted with probability r(x), and taken out of r where it is rejected; after the last rejected child the target's
 token is drawn from r (EAGLE, Li et al. 2024, arXiv 2401.15077). Each step is that of Leviathan et al. 2023 with r for p
-and a one-hot q. Tokens that follow from the text may be sorted, merged and pruned in any way.
+and a one-hot q, so again a token y drawn from r says all of it: the child that equals y is accepted, and where none
+does, y is the target's own token. Tokens that follow from the text may be sorted, merged and pruned in any way.
 
 Drawn tokens come first among the children of a node. A drawn chain is verified as a block, and what its verdict leaves,
 max(w p - q, 0), is r for the other children of the node where it ended: they only decide how the block's own next token
@@ -45,7 +48,7 @@ from alphaloop.errors import DecodeFailed
 from engine.drawing import verify_drawn
 from engine.network.operations import best_tokens
 from engine.proposal import Proposal, tree_depths
-from engine.sampling import tokens_of, uniforms_of
+from engine.sampling import drawn_tokens, tokens_of, uniforms_of
 from engine.verdict import DraftVerdict, TokenLogprob
 
 if TYPE_CHECKING:
@@ -90,8 +93,9 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
         if sequence.choice.takes_likeliest:
             verdicts[number] = _verify_likeliest(best[begin:end], logits, one)
         else:
-            is_drawn = not (sequence.choice.is_greedy or sequence.choice.is_reproducible)
-            alike[_drawn if is_drawn else _chosen, sequence.choice.cut].append(one)
+            is_chosen = sequence.choice.is_greedy or sequence.choice.is_reproducible
+            rule = _chosen if is_chosen else _tried if proposal.q else _drawn
+            alike[rule, sequence.choice.cut].append(one)
         begin = end
     for (rule, _), members in alike.items():
         for piece in _pieces(members, logits):
@@ -135,23 +139,28 @@ def _chosen(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
     choices = [
         (one.sequence.choice, len(one.sequence.text) + depth) for one in piece for depth in (0, *one.proposal.depths)
     ]
-    tokens: list[int] = tokens_of(scores, choices).tolist()
+    return _against(tokens_of(scores, choices), piece)
+
+
+def _drawn(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
+    """Sequences whose token at each place is drawn from the distribution of its row of `scores`."""
+    return _against(drawn_tokens(scores, [(one.sequence.choice, len(one.rows)) for one in piece]), piece)
+
+
+def _tried(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
+    """Sequences whose drafts were drawn."""
+    uniforms = uniforms_of([(one.sequence.choice, len(one.rows)) for one in piece])
+    p = piece[0].sequence.choice.probabilities(scores)
+    return verify_drawn(p, [one.proposal for one in piece], uniforms)
+
+
+def _against(tokens: list[int], piece: list[_Judged]) -> list[DraftVerdict]:
+    """The verdicts where `tokens` [rows] are the target's."""
     verdicts, begin = [], 0
     for one in piece:
         verdicts.append(verify_against_choices(tokens[begin : begin + len(one.rows)], one.proposal))
         begin += len(one.rows)
     return verdicts
-
-
-def _drawn(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
-    """Sequences that draw from the distributions of `scores`."""
-    choice = piece[0].sequence.choice
-    if any(one.proposal.q for one in piece):
-        p, ids = choice.probabilities(scores), None
-    else:
-        p, ids = choice.candidates(scores)
-    uniforms = uniforms_of([(one.sequence.choice, len(one.rows)) for one in piece])
-    return verify_drawn(p, ids, [one.proposal for one in piece], uniforms)
 
 
 #: From the scores of sequences, rows of one after the other, to their verdicts.

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import NetworkDrafterSettings
+from engine.distribution import draw_rows
 from engine.drafters.draft_vocabulary import DraftTokens, likeliest
-from engine.drawing import draw_rows
 from engine.proposal import Ask, DraftDistributions, Proposal
-from engine.sampling import normalised
 
 
 def tried_places(settings: NetworkDrafterSettings, *, siblings: str = "") -> str:
@@ -111,7 +110,7 @@ def choose(rows: Sequence[DraftRow], logits: Tensor, known: DraftTokens, *, is_w
             token, *beside = likeliest(scores, row.num_branches)[0].tolist()
             row.others.append(beside)
         else:
-            token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
+            (token,) = choice.tokens(scores, [len(row.ask.text) + len(row.tokens)])
         row.tokens.append(token)
         if is_weighing:
             p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
@@ -140,9 +139,7 @@ def _draw_together(rows: Sequence[DraftRow], scores: Tensor, proposable: Tensor 
     Its siblings are drawn too, without replacement. `proposable`: the tokens of a head that was cut.
     """
     q, ids = rows[0].ask.choice.candidates(scores)
-    if ids is not None:
-        q = normalised(q)
-    elif proposable is not None:
+    if ids is None and proposable is not None:
         q, ids = q[:, proposable], proposable.expand(len(q), -1)
     left, num = q, rows[0].num_branches
     uniforms = torch.stack([row.ask.choice.uniforms(num, q.device) for row in rows])
