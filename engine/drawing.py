@@ -38,7 +38,7 @@ def verify_drawn(p: Tensor, proposals: SequenceOf[Proposal], uniforms: NDArray[n
     verdicts, begin = [], 0
     for proposal in proposals:
         end = begin + len(proposal.tokens)
-        verdicts.append(_followed(proposal, tokens[begin : end + 1], accepted[begin:end]))
+        verdicts.append(followed(proposal, tokens[begin : end + 1], accepted[begin:end]))
         begin = end + 1
     return verdicts
 
@@ -85,7 +85,7 @@ def _plan_siblings(plan: _Plan, proposal: Proposal, parents: SequenceOf[int], be
     for place in range(num_in_block, len(parents)):
         parent = parents[place]
         rank = ranks[parent]
-        plan.drawn += [_Siblings() for _ in range(len(plan.drawn), rank + 1)]
+        plan.drawn.extend(_Siblings() for _ in range(len(plan.drawn), rank + 1))
         siblings = plan.drawn[rank]
         if not rank and proposal.q is not None:
             siblings.q.append(proposal.q[place : place + 1])
@@ -188,8 +188,12 @@ def _still_left(residuals: Tensor, before: Tensor) -> Tensor:
     return torch.where((residuals > 0).any(dim=1, keepdim=True), residuals, before)
 
 
-def _followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[bool]) -> DraftVerdict:
-    """The path of one sequence through its own `tokens` [1 + len(tokens)] and `accepted` [len(tokens)]."""
+def followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[bool] = ()) -> DraftVerdict:
+    """The path through a tree or a drawn chain; `tokens` [1 + len(tokens)] are what the target has drawn in each row.
+
+    `accepted` [len(tokens)] says which drawn drafts stay. Any other stays where the target has drawn it too: of equal
+    siblings, whose rows draw by themselves, the first.
+    """
     num_in_block, num_drawn = _num_in_block(proposal), 0 if proposal.q is None else len(proposal.q)
     num_accepted = max((place + 1 for place in range(num_in_block) if accepted[place]), default=0)
     if proposal.parents is None:
@@ -201,12 +205,11 @@ def _followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[
         siblings = [place for place in proposal.children(row - 1) if place >= num_in_block]
         if siblings:
             num_tested = len(branch) + 1
-        taken = next((place for place in siblings if place < num_drawn and accepted[place]), None)
-        if taken is None:
-            # What was not drawn stays where the target draws it too.
-            taken = next(
-                (place for place in siblings if place >= num_drawn and proposal.tokens[place] == tokens[row]), None
-            )
-        if taken is None:
+        stays = (
+            place
+            for place in siblings
+            if (accepted[place] if place < num_drawn else proposal.tokens[place] == tokens[row])
+        )
+        if (taken := next(stays, None)) is None:
             return DraftVerdict(len(branch), tokens[row], tuple(branch), num_tested)
         branch.append(taken)

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 import torch
@@ -186,7 +186,7 @@ def uniforms_of(choices: Sequence[tuple[TokenChooser, int]]) -> NDArray[np.float
     """As `TokenChooser.uniforms`, on the host, the numbers of one job after those of the other."""
     counters = np.array([number for choice, num in choices for number in choice.counters(num)], dtype=np.int64)
     keys = np.array([choice.job_key for choice, num in choices for _ in range(num)], dtype=np.int64)
-    return uniforms(keys, counters)
+    return host_uniforms(keys, counters)
 
 
 class _Adjustments:
@@ -302,9 +302,9 @@ def token_noise(
     which are Gumbel draws of at most that.
     """
     size = _sizes(block, vocabulary)
-    largest = gumbel(key, -1 - 2 * block) + np.log(size)
-    owner = (uniforms(key, -2 - 2 * block) * size).astype(np.int64)
-    others = -np.log(np.exp(-largest) - np.log(uniforms(key, block * BLOCK + lane)))
+    largest = -np.log(-np.log1p(-host_uniforms(key, -1 - 2 * block))) + _log_sizes(size)
+    owner = (host_uniforms(key, -2 - 2 * block) * size).astype(np.int64)
+    others = -np.log(np.exp(-largest) - np.log(host_uniforms(key, block * BLOCK + lane)))
     return np.where(lane == owner, largest, others)
 
 
@@ -380,13 +380,18 @@ def _largest_noise(keys: NDArray[np.int64], num_blocks: int, vocabulary: int, de
     """The largest noise of each block's tokens: [rows, blocks]."""
     block = np.arange(num_blocks)
     key, counters, log_sizes = (
-        torch.from_numpy(of).to(device) for of in (keys[:, None], -1 - 2 * block, np.log(_sizes(block, vocabulary)))
+        torch.from_numpy(of).to(device) for of in (keys[:, None], -1 - 2 * block, _log_sizes(_sizes(block, vocabulary)))
     )
     return gumbel(key, counters).add_(log_sizes)
 
 
 def _sizes(block: NDArray[np.int64], vocabulary: int) -> NDArray[np.int64]:
     return np.minimum(vocabulary - block * BLOCK, BLOCK)
+
+
+def _log_sizes(sizes: NDArray[np.int64]) -> NDArray[np.float32]:
+    # Rounded to float32, so that a seed means what it has always meant: it moves all whole blocks alike.
+    return np.log(sizes.astype(np.float32))
 
 
 def _signed(value: int) -> int:
@@ -398,7 +403,7 @@ _GAMMA: Final = _signed(0x9E3779B97F4A7C15)
 _STEPS: Final = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
 
 
-_Numbers = TypeVar("_Numbers", Tensor, NDArray[Any])
+_Bits = TypeVar("_Bits", Tensor, NDArray[np.int64])
 
 
 def key_of(*parts: int | str) -> int:
@@ -406,16 +411,26 @@ def key_of(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big", signed=True)
 
 
-def uniforms(key: int | _Numbers, counters: _Numbers) -> _Numbers:
-    """Draws from (0, 1) in float64, one a counter, where the counters are: on a device, or as arrays on the host.
+def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
+    """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other.
 
-    `key` and `counters` (int64) broadcast against each other. The draws follow from them: the same in every process, on
-    every device, in any order. SplitMix64 (Steele, Lea, Flood 2014, with the finaliser of its reference code) over
-    `key + counter · γ`. Only integers are mixed, which are exact everywhere, so a number can be computed where and when
-    it is needed, for a few tokens as well as for the whole vocabulary. torch's CPU generator keeps 32 bits of its seed,
-    which makes different seeds equal.
+    They follow from key and counter: the same in every process, on every device, in any order. SplitMix64 (Steele, Lea,
+    Flood 2014, with the finaliser of its reference code) over `key + counter · γ`. Only integers are mixed, which are
+    exact everywhere, so a number can be computed where and when it is needed, for a few tokens as well as for the whole
+    vocabulary. torch's CPU generator keeps 32 bits of its seed, which makes different seeds equal.
     """
-    bits = counters * _GAMMA + key
+    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
+    return _mixed(counters * _GAMMA + key).double().add_(0.5).mul_(2.0**-52)
+
+
+def host_uniforms(key: int | NDArray[np.int64], counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same draws as arrays, without a call of torch."""
+    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + key).astype(np.float64) + 0.5) * 2.0**-52
+    return drawn
+
+
+def _mixed(bits: _Bits) -> _Bits:
+    """52 random bits of each number, which is changed."""
     for shift, multiplier in _STEPS:
         shifted = bits >> shift
         shifted &= (1 << (64 - shift)) - 1
@@ -424,15 +439,13 @@ def uniforms(key: int | _Numbers, counters: _Numbers) -> _Numbers:
             bits *= multiplier
     bits >>= 12
     bits &= (1 << 52) - 1
-    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
-    return ((bits.double() if isinstance(bits, Tensor) else bits.astype(np.float64)) + 0.5) * 2.0**-52
+    return bits
 
 
-def gumbel(key: int | _Numbers, counters: _Numbers) -> _Numbers:
+def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:
     """Standard Gumbel draws in float64, one a counter.
 
     argmax(log p + gumbel) is distributed as p (Gumbel 1954; Maddison et al. 2014). Taken as -log(-log1p(-u)): winners
     have a small u, where it is the most precise.
     """
-    small = -uniforms(key, counters)
-    return -small.log1p().neg().log() if isinstance(small, Tensor) else -np.log(-np.log1p(small))
+    return uniforms(key, counters).neg_().log1p_().neg_().log_().neg_()

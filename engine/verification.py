@@ -45,7 +45,7 @@ from torch import Tensor
 
 from alphaloop.engine import SecondChoice
 from alphaloop.errors import DecodeFailed
-from engine.drawing import verify_drawn
+from engine.drawing import followed, verify_drawn
 from engine.network.operations import best_tokens
 from engine.proposal import Proposal, tree_depths
 from engine.sampling import drawn_tokens, tokens_of, uniforms_of
@@ -94,7 +94,7 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
             verdicts[number] = _verify_likeliest(best[begin:end], logits, one)
         else:
             is_chosen = sequence.choice.is_greedy or sequence.choice.is_reproducible
-            rule = _chosen if is_chosen else _tried if proposal.q else _drawn
+            rule: _Rule = _chosen if is_chosen else _tried if proposal.q else _drawn
             alike[rule, sequence.choice.cut].append(one)
         begin = end
     for (rule, _), members in alike.items():
@@ -139,12 +139,13 @@ def _chosen(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
     choices = [
         (one.sequence.choice, len(one.sequence.text) + depth) for one in piece for depth in (0, *one.proposal.depths)
     ]
-    return _against(tokens_of(scores, choices), piece)
+    return _each(verify_against_choices, tokens_of(scores, choices), piece)
 
 
 def _drawn(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
     """Sequences whose token at each place is drawn from the distribution of its row of `scores`."""
-    return _against(drawn_tokens(scores, [(one.sequence.choice, len(one.rows)) for one in piece]), piece)
+    tokens = drawn_tokens(scores, [(one.sequence.choice, len(one.rows)) for one in piece])
+    return _each(verify_against_draws, tokens, piece)
 
 
 def _tried(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
@@ -154,11 +155,13 @@ def _tried(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
     return verify_drawn(p, [one.proposal for one in piece], uniforms)
 
 
-def _against(tokens: list[int], piece: list[_Judged]) -> list[DraftVerdict]:
-    """The verdicts where `tokens` [rows] are the target's."""
+def _each(
+    verify: Callable[[list[int], Proposal], DraftVerdict], tokens: list[int], piece: list[_Judged]
+) -> list[DraftVerdict]:
+    """The verdict on each proposal where `tokens` [rows] are the target's."""
     verdicts, begin = [], 0
     for one in piece:
-        verdicts.append(verify_against_choices(tokens[begin : begin + len(one.rows)], one.proposal))
+        verdicts.append(verify(tokens[begin : begin + len(one.rows)], one.proposal))
         begin += len(one.rows)
     return verdicts
 
@@ -172,6 +175,13 @@ def verify_against_choices(best: list[int], proposal: Proposal) -> DraftVerdict:
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
+
+
+def verify_against_draws(tokens: list[int], proposal: Proposal) -> DraftVerdict:
+    """One sequence for which the target has drawn `tokens` [1 + len(tokens)], whose drafts follow from the text."""
+    if proposal.parents is None:
+        return verify_greedy(tokens, proposal.tokens)
+    return followed(proposal, tokens)
 
 
 def _verify_likeliest(best: list[int], logits: Tensor, one: _Judged) -> DraftVerdict:

@@ -562,10 +562,11 @@ def test_a_rule_that_is_too_generous_is_caught(
         p, verdicts = piece[0].sequence.choice.probabilities(scores), []
         for proposal in (one.proposal for one in piece):
             num = 1 + len(proposal.tokens)
-            for row, place in ((row, place) for row in range(num) for place in proposal.children(row - 1)):
-                if draws.random() ** power < p[row, proposal.tokens[place]]:
-                    tokens[row] = proposal.tokens[place]
-            verdicts.append(verification.verify_against_choices(tokens[:num], proposal))
+            for row in range(num):
+                for token in (proposal.tokens[place] for place in proposal.children(row - 1)):
+                    if draws.random() ** power < p[row, token]:
+                        tokens[row] = token
+            verdicts.append(verification.verify_against_draws(tokens[:num], proposal))
             p, tokens = p[num:], tokens[num:]
         return verdicts
 

@@ -23,7 +23,7 @@ from engine.distribution import draw_rows
 from engine.grammars import Grammars
 from engine.proposal import FORCED, NOTHING, Proposal, RoundCounts
 from engine.scoring import VirtualRounds
-from engine.verification import verify_against_choices
+from engine.verification import verify_against_choices, verify_against_draws
 from tests.fixtures.models import NUM_TOKENS, make_tiny_tokenizer
 
 DRAFTER = DrafterState("lookup", "r1", 8)
@@ -128,7 +128,7 @@ def test_a_sampled_tree_counts_the_same_in_whatever_order_siblings_are_tried() -
     counts = RoundCounts()
     uniforms = torch.rand((num * len(p), 1), generator=generator, dtype=torch.float64)
     for drawn in draw_rows(p.repeat(num, 1), uniforms).reshape(num, len(p)).tolist():
-        path = verify_against_choices(drawn, tree).path
+        path = verify_against_draws(drawn, tree).path
         counts.take_proposers("lookup", tree, path, num_emitted=len(path) + 1)
     expected = {"model": (P[()][1], P[(0,)][2]), "lookup": (P[()][0], P[(0,)][0])}
     for one in counts.proposers:
