@@ -291,17 +291,25 @@ class SuffixIndex:
         if n > longest:
             return occurrences
         tokens, before, dropped = self._tokens, self._before, self._num_dropped
-        wanted = suffix[: -longest - 1 : -1]
+        whole = suffix[-longest:]
+        wanted = whole[::-1]
+        # As the tokens are held, so that the longest matches, of which a text that repeats itself has many, cost one
+        # comparison.
+        whole = array(tokens.typecode, whole) if isinstance(tokens, array) else whole
         place = self._latest.get(hash(tuple(wanted[n - 1 :: -1])), -1) - dropped
         for _ in range(MAX_OCCURRENCES):
             if place < 0:
                 break
-            length = 0
-            for token in wanted:
-                if length > place or tokens[place - length] != token:
-                    break
-                length += 1
+            length, following = 0, place + 1
+            first = following - longest
+            if first >= 0 and tokens[first] == wanted[-1] and tokens[first:following] == whole:
+                length = longest
+            else:
+                for token in wanted:
+                    if length > place or tokens[place - length] != token:
+                        break
+                    length += 1
             if length >= n:
-                occurrences.append((length, place + 1))
+                occurrences.append((length, following))
             place = before[place] - dropped
         return occurrences

@@ -415,7 +415,9 @@ class TransformersEngine(Engine):
         """Keep keys, values and states of what read `number` has of the text, without rejected drafts."""
         sequence.drafting.is_first_drafted |= not sequence.has_begun
         fresh = sequence.num_fresh
-        columns = (*range(fresh), *(index + fresh for index in verdict.path))
+        columns: SequenceOf[int] = range(fresh + verdict.num_accepted)
+        if verdict.branch is not None:
+            columns = (*range(fresh), *(index + fresh for index in verdict.branch))
         self._keep_states(states, number, sequence, columns)
         self._cache.keep(sequence.slot, columns)
 
@@ -449,7 +451,7 @@ class TransformersEngine(Engine):
         by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
         for sequence in pending:
             ask = asks[sequence.job_id]
-            if (drafter := sequence.drafting.of_next_round) is not None and ask is not None and ask.num_tokens > 0:
+            if ask is not None and ask.num_tokens > 0 and (drafter := sequence.drafting.of_next_round) is not None:
                 by_drafter[drafter.name].append(ask)
         has_failed = False
         by_job = {sequence.job_id: sequence for sequence in pending}

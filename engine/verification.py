@@ -36,7 +36,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -87,15 +86,15 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
     everyone: list[_Judged] = []
     begin = 0
     for number, (sequence, proposal) in enumerate(judged):
-        end = begin + 1 + len(proposal.tokens)
+        choice, end = sequence.choice, begin + 1 + len(proposal.tokens)
         one = _Judged(number, range(begin, end), sequence, proposal)
         everyone.append(one)
-        if sequence.choice.takes_likeliest:
+        if choice.takes_likeliest:
             verdicts[number] = _verify_likeliest(best[begin:end], logits, one)
         else:
-            is_chosen = sequence.choice.is_greedy or sequence.choice.is_reproducible
+            is_chosen = choice.is_greedy or choice.is_reproducible
             rule: _Rule = _chosen if is_chosen else _tried if proposal.q else _drawn
-            alike[rule, sequence.choice.cut].append(one)
+            alike[rule, choice.cut].append(one)
         begin = end
     for (rule, _), members in alike.items():
         for piece in _pieces(members, logits):
@@ -219,7 +218,7 @@ def _add_second_choices(verdicts: dict[int, DraftVerdict], logits: Tensor, every
     second = iter([SecondChoice(int(token), gap) for gap, token in pairs.tolist()])
     for one, rows in zip(watched, emitted, strict=True):
         choices = tuple(islice(second, len(rows)))
-        verdicts[one.number] = replace(verdicts[one.number], second_choices=choices)
+        verdicts[one.number] = verdicts[one.number]._replace(second_choices=choices)
 
 
 def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: list[_Judged]) -> None:
@@ -250,7 +249,7 @@ def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: l
             TokenLogprob(token, of_row[0], tuple(zip(map(int, of_row[1:end]), of_row[1 + num :], strict=False)))
             for token, of_row in islice(numbers, 1 + len(verdicts[one.number].path))
         ]
-        verdicts[one.number] = replace(verdicts[one.number], logprobs=tuple(of_text))
+        verdicts[one.number] = verdicts[one.number]._replace(logprobs=tuple(of_text))
 
 
 def _emitting(verdict: DraftVerdict, one: _Judged) -> list[int]:
@@ -264,8 +263,11 @@ def _emitted(verdict: DraftVerdict, proposal: Proposal) -> list[int]:
 
 def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> DraftVerdict:
     """One sequence. `best` [k + 1]: the target's choice after the pending token and after each draft; `draft` [k]."""
-    hits = zip(best, draft, strict=False)
-    num_accepted = next((place for place, (token, drafted) in enumerate(hits) if token != drafted), len(draft))
+    num_accepted = 0
+    for token, drafted in zip(best, draft, strict=False):
+        if token != drafted:
+            break
+        num_accepted += 1
     return DraftVerdict(num_accepted, best[num_accepted])
 
 
