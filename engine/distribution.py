@@ -25,7 +25,9 @@ from alphaloop.errors import DecodeFailed
 BLOCK: Final = 64
 LANES: Final = np.arange(BLOCK)  #: places in a block
 # Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
-_HOPE: Final = 2.0**-10
+_HOPE: Final = 2.0**-12
+# What a score or a sum may lose by rounding.
+_ROUNDING: Final = 1e-9
 
 
 def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
@@ -92,27 +94,29 @@ class Candidates:
 def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
     """What shares the distribution of each row of `scores` [rows, vocabulary]; `sampling` must be cut.
 
-    Two waits for the device. Raises DecodeFailed where a row has no finite maximum.
+    Two waits for the device, four where top_p needs tokens of less than `_HOPE`. Raises DecodeFailed where a row has no
+    finite maximum.
     """
-    is_top_k = 0 < sampling.top_k < scores.shape[-1]
-    if not is_top_k and sampling.top_p < 1:
-        values, tokens = _at_least(*_reaching(scores, sampling), padding=0.0)
-        return Candidates(_cut(values, sampling), tokens)
     blocks = in_blocks(scores if scores.dtype in _COMPARABLE else scores.float())
     peaks = blocks.amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True)
-    bound = _kth(blocks, peaks, sampling.top_k) if is_top_k else _least(best.double(), sampling)
-    # The sum is no number where the maximum is not finite, and nothing reaches it.
-    bound = bound.clamp_min(torch.finfo(blocks.dtype).min).add_(best, alpha=0)
-    values, tokens = _at_least(blocks, peaks, bound, padding=-math.inf)
-    if is_top_k and values.shape[1] > sampling.top_k:
-        place = values.shape[1] - sampling.top_k
-        values[values < np.partition(values, place, axis=1)[:, place : place + 1]] = -math.inf
-    with np.errstate(over="ignore"):  # a temperature near 0
-        weights = np.exp((values - values.max(axis=1, keepdims=True)) / sampling.temperature)
-    if sampling.top_p < 1:
-        weights /= weights.cumsum(axis=1)[:, -1:]
-    return Candidates(_cut(weights, sampling), tokens)
+    best = peaks.amax(dim=-1, keepdim=True).double()
+    is_top_k = 0 < sampling.top_k < scores.shape[-1]
+    is_top_p = sampling.top_p < 1 and not is_top_k
+    if is_top_k:
+        bound = _kth(blocks, peaks, sampling.top_k).double()
+    else:
+        share = max(sampling.min_p, _HOPE) if is_top_p else sampling.min_p
+        # Without min_p top_k asks for more than the vocabulary: no token is cut.
+        bound = best + (sampling.temperature * math.log(share) - _ROUNDING if share else -math.inf)
+    masses = _masses(blocks, best, sampling) if is_top_p else None
+    reached = _reaching(blocks, peaks, best, bound, masses, sampling)
+    if is_top_p and (is_short := reached.sums < sampling.top_p * (1 + _ROUNDING) * reached.wholes).any():
+        # All tokens with less of the probability than this have at most half of 1 - top_p.
+        shares = np.maximum((1 - sampling.top_p) / (2 * scores.shape[-1]) * reached.wholes, sampling.min_p)
+        lower = reached.best + sampling.temperature * np.log(shares) - _ROUNDING
+        bound = torch.where(torch.from_numpy(is_short).to(best.device), torch.from_numpy(lower).to(best.device), bound)
+        reached = _reaching(blocks, peaks, best, bound, masses, sampling)
+    return Candidates(_cut(reached, sampling), reached.tokens)
 
 
 #: Maxima of 16-bit numbers take longer than turning them into float32.
@@ -126,29 +130,87 @@ def _kth(blocks: Tensor, peaks: Tensor, top_k: int) -> Tensor:
     return among.topk(top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
 
 
-def _least(best: Tensor, sampling: Sampling) -> Tensor:
-    """What tokens reach that min_p can keep, less the error of its rounding: [rows, 1]. `best` [rows, 1]: float64."""
-    # Without min_p top_k asks for more than the vocabulary: no token is cut.
-    distance = sampling.temperature * math.log(sampling.min_p) if sampling.min_p else -math.inf
-    return (best + (distance - 1e-9)).sub_(best.abs(), alpha=1e-9)
+def _masses(blocks: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
+    """The sum of each block's probabilities over the likeliest token's: [rows, blocks].
+
+    In float32: it counts for what does not reach the bound, of which top_p leaves out a part at most.
+    """
+    # float32 has no lower temperature, and there all but the best have none.
+    below = blocks.float().sub(best[:, :, None].to(torch.float32)).div_(max(sampling.temperature, 1e-30))
+    return below.exp_().sum(dim=-1)
 
 
-def _reaching(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities in blocks, the blocks' maxima, and what tokens reach that top_p and min_p can keep: [rows, 1]."""
-    p = _softmax(scores, sampling)
-    blocks = in_blocks(p, 0.0)
-    peaks = blocks.amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True)
-    # 1e-9 covers the error of rounded sums.
-    bound = (max(_HOPE, sampling.min_p) * (1 - 1e-9)) * best
-    if sampling.min_p < _HOPE:
-        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do. Else:
-        # all tokens below this probability have at most half of 1 - top_p.
-        certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-        is_enough = p.mul(p >= bound).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-        least: Tensor | float = (sampling.min_p * (1 - 1e-9) * best).clamp_min_(certain) if sampling.min_p else certain
-        bound = torch.where(is_enough, bound, least)
-    return blocks, peaks, bound
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reached:
+    """The tokens that reach a row's bound, on the host, with weights over the likeliest token's."""
+
+    weights: NDArray[np.float64]  #: [rows, columns], a narrower row padded with 0
+    tokens: NDArray[np.int64]  #: [rows, columns], ascending but for the padding, which is token 0
+    sums: NDArray[np.float64]  #: of the weights, [rows, 1]
+    wholes: NDArray[np.float64]  #: with what does not reach the bound, where `masses` are known, [rows, 1]
+    best: NDArray[np.float64]  #: the highest score, [rows, 1]
+
+
+def _reaching(
+    blocks: Tensor, peaks: Tensor, best: Tensor, bound: Tensor, masses: Tensor | None, sampling: Sampling
+) -> _Reached:
+    """What reaches the `bound` [rows, 1] in `blocks` [rows, blocks, BLOCK], whose maxima are `peaks` [rows, blocks].
+
+    `best` [rows, 1]: the highest of each row. `masses` [rows, blocks]: as `_masses`. Two waits for the device. Raises
+    DecodeFailed where nothing reaches the bound.
+    """
+    # The sum is no number where the maximum is not finite, and nothing reaches it.
+    bound = bound.clamp_min(torch.finfo(blocks.dtype).min).add(best, alpha=0)
+    is_reached = peaks >= bound
+    pairs = is_reached.nonzero()
+    row, block = pairs.unbind(1)
+    of_row = torch.cat((bound, best), dim=1)
+    if masses is not None:
+        of_row = torch.cat((of_row, masses.masked_fill(is_reached, 0.0).sum(dim=1, keepdim=True)), dim=1)
+    # Read together, because each read waits for a GPU: a float64 holds the number of a row or a block exactly.
+    read = torch.cat((blocks[row, block], pairs, of_row[row]), dim=1).cpu().numpy()
+    rows, first = (read[:, BLOCK + column].astype(np.int64) for column in (0, 1))
+    kept = read[:, :BLOCK] >= read[:, BLOCK + 2 : BLOCK + 3]
+    with np.errstate(over="ignore"):  # a temperature near 0
+        inside = np.exp((read[:, :BLOCK] - read[:, BLOCK + 3 : BLOCK + 4]) / sampling.temperature)
+    nums = np.bincount(rows, weights=kept.sum(axis=1), minlength=len(blocks))
+    if not nums.all():
+        raise not_finite()
+    is_filled = np.arange(nums.max()) < nums[:, None]
+    weights, tokens = np.zeros(is_filled.shape), np.zeros(is_filled.shape, dtype=np.int64)
+    weights[is_filled], tokens[is_filled] = inside[kept], (first[:, None] * BLOCK + LANES)[kept]
+    sums = weights.cumsum(axis=1)[:, -1:]
+    begins = np.searchsorted(rows, np.arange(len(blocks)))
+    wholes = sums
+    if masses is not None:
+        inside[kept] = 0.0
+        beside = np.bincount(rows, weights=inside.sum(axis=1), minlength=len(blocks))
+        wholes = sums + read[begins, BLOCK + 4 :] + beside[:, None]
+    return _Reached(weights, tokens, sums, wholes, read[begins, BLOCK + 3 : BLOCK + 4])
+
+
+def _cut(reached: _Reached, sampling: Sampling) -> NDArray[np.float64]:
+    """The weights [rows, columns], changed, with 0 for what top_k, top_p and min_p leave out."""
+    weights, wholes, num_columns = reached.weights, reached.wholes, reached.weights.shape[1]
+    if 0 < sampling.top_k < num_columns:
+        place = num_columns - sampling.top_k
+        weights[weights < np.partition(weights, place, axis=1)[:, place : place + 1]] = 0.0
+        wholes = weights.cumsum(axis=1)[:, -1:]
+    if sampling.top_p < 1:
+        ascending = np.sort(weights, axis=1)
+        cumulative = ascending.cumsum(axis=1)
+        # Those before which likelier ones have less than top_p.
+        num_left_out = (cumulative[:, -1:] - cumulative >= sampling.top_p * wholes).sum(axis=1)
+        least = ascending[np.arange(len(weights)), num_left_out][:, None]
+        surplus = (weights >= least).sum(axis=1) - (num_columns - num_left_out)
+        if surplus.any():
+            equal = weights == least
+            places = equal.cumsum(axis=1)
+            weights[equal & (places > places[:, -1:] - surplus[:, None])] = 0.0
+        weights[weights < least] = 0.0
+    if sampling.min_p > 0:
+        weights[weights < sampling.min_p] = 0.0
+    return weights
 
 
 def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
@@ -157,53 +219,8 @@ def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
     return scores.sub(best).div_(sampling.temperature).softmax(dim=-1)
 
 
-def in_blocks(values: Tensor, padding: float = -math.inf) -> Tensor:
-    """[rows, blocks, BLOCK] of values [rows, vocabulary], the last block padded."""
+def in_blocks(values: Tensor) -> Tensor:
+    """[rows, blocks, BLOCK] of values [rows, vocabulary], the last block padded with -inf."""
     surplus = -values.shape[-1] % BLOCK
-    padded = functional.pad(values, (0, surplus), value=padding) if surplus else values
+    padded = functional.pad(values, (0, surplus), value=-math.inf) if surplus else values
     return padded.reshape(len(values), -1, BLOCK)
-
-
-def _at_least(
-    blocks: Tensor, peaks: Tensor, bound: Tensor, *, padding: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The values of each row of `blocks` [rows, blocks, BLOCK] that reach its `bound` [rows, 1], in order of token id.
-
-    And their token ids; both [rows, columns], a narrower row padded, with token 0. `peaks` [rows, blocks]: the blocks'
-    maxima. Two waits for the device. Raises DecodeFailed where nothing reaches the bound.
-    """
-    pairs = (peaks >= bound).nonzero()
-    row, block = pairs.unbind(1)
-    # Read together, because each read waits for a GPU: a float32 holds the number of a row or a block exactly.
-    read = torch.cat((blocks[row, block], bound[row], pairs), dim=1).cpu().numpy()
-    inside = read[:, :BLOCK]
-    is_reached = inside >= read[:, BLOCK : BLOCK + 1]
-    rows, first = read[:, BLOCK + 1].astype(np.int64), read[:, BLOCK + 2].astype(np.int64) * BLOCK
-    nums = np.bincount(rows, weights=is_reached.sum(axis=1), minlength=len(blocks))
-    if not nums.all():
-        raise not_finite()
-    is_filled = np.arange(nums.max()) < nums[:, None]
-    values = np.full(is_filled.shape, padding)
-    values[is_filled] = inside[is_reached]
-    tokens = np.zeros(is_filled.shape, dtype=np.int64)
-    tokens[is_filled] = (first[:, None] + LANES)[is_reached]
-    return values, tokens
-
-
-def _cut(weights: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """`weights` [rows, columns] with 0 for what top_p and min_p leave out; for top_p a whole row's add up to 1."""
-    if sampling.top_p < 1:
-        ascending = np.sort(weights, axis=1)
-        cumulative = ascending.cumsum(axis=1)
-        # Those before which likelier ones have less than top_p.
-        num_left_out = (cumulative[:, -1:] - cumulative >= sampling.top_p).sum(axis=1)
-        least = ascending[np.arange(len(weights)), num_left_out][:, None]
-        surplus = (weights >= least).sum(axis=1) - (weights.shape[1] - num_left_out)
-        if surplus.any():
-            equal = weights == least
-            places = equal.cumsum(axis=1)
-            weights[equal & (places > places[:, -1:] - surplus[:, None])] = 0.0
-        weights[weights < least] = 0.0
-    if sampling.min_p > 0:
-        weights[weights < sampling.min_p * weights.max(axis=1, keepdims=True)] = 0.0
-    return weights

@@ -209,7 +209,8 @@ class Sequence:
         that must follow are appended at once.
         """
         room, num_before = self._room, len(self.text)
-        tokens = (*(proposal.tokens[index] for index in verdict.path), verdict.next_token)
+        accepted = [proposal.tokens[index] for index in verdict.path] if verdict.num_accepted else []
+        tokens = (*accepted, verdict.next_token)
         dead = self._dead_among(tokens)
         for place, token in enumerate(tokens):
             if self.constrained is not None and place in dead:

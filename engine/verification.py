@@ -123,7 +123,8 @@ def _pieces(members: list[_Judged], logits: Tensor) -> Iterator[list[_Judged]]:
 def _scores(logits: Tensor, piece: list[_Judged]) -> Tensor:
     """The scores that these sequences choose from, one after the other: [rows, vocabulary]."""
     plain = [row for one in piece if one.sequence.choice.is_plain for row in one.rows]
-    parts = [logits[plain]] if 0 < len(plain) < len(logits) else [logits] if plain else []
+    is_run = bool(plain) and plain[-1] - plain[0] == len(plain) - 1  # no copy
+    parts = [logits[plain[0] : plain[-1] + 1]] if is_run else [logits[plain]] if plain else []
     for _, rows, sequence, proposal in piece:
         if not sequence.choice.is_plain:
             scores = sequence.choice.scores(logits[rows.start : rows.stop], sequence.text, proposal.paths)

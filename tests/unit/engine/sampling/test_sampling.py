@@ -60,11 +60,11 @@ def restated(logits: list[float], sampling: Sampling) -> list[float]:
     total = sum(p[i] for i in order)
     kept, reached = [], 0.0
     for i in order:
-        if reached >= sampling.top_p:
+        if reached >= sampling.top_p * total:
             break
         if p[i] >= sampling.min_p * p[order[0]]:
             kept.append(i)
-        reached += p[i] / total
+        reached += p[i]
     mass = sum(p[i] for i in kept)
     found = dict.fromkeys(range(len(p)), 0.0) | {i: p[i] / mass for i in kept}
     return list(found.values())
