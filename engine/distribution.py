@@ -173,15 +173,14 @@ def _reaching(
     kept = read[:, :BLOCK] >= read[:, BLOCK + 2 : BLOCK + 3]
     with np.errstate(over="ignore"):  # a temperature near 0
         inside = np.exp((read[:, :BLOCK] - read[:, BLOCK + 3 : BLOCK + 4]) / sampling.temperature)
-    nums = np.bincount(rows, weights=kept.sum(axis=1), minlength=len(blocks))
+    nums = np.bincount(rows, weights=kept.sum(axis=1), minlength=len(blocks)).astype(np.int64)
     if not nums.all():
         raise not_finite()
     is_filled = np.arange(nums.max()) < nums[:, None]
-    weights, tokens = np.zeros(is_filled.shape), np.zeros(is_filled.shape, dtype=np.int64)
-    weights[is_filled], tokens[is_filled] = inside[kept], (first[:, None] * BLOCK + LANES)[kept]
-    sums = weights.cumsum(axis=1)[:, -1:]
+    weights, tokens, packed = np.zeros(is_filled.shape), np.zeros(is_filled.shape, dtype=np.int64), inside[kept]
+    weights[is_filled], tokens[is_filled] = packed, (first[:, None] * BLOCK + LANES)[kept]
+    wholes = sums = np.add.reduceat(packed, nums.cumsum() - nums)[:, None]
     begins = np.searchsorted(rows, np.arange(len(blocks)))
-    wholes = sums
     if masses is not None:
         inside[kept] = 0.0
         beside = np.bincount(rows, weights=inside.sum(axis=1), minlength=len(blocks))
