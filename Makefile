@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories story-refresh lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured bench-week accept-structured engine engine-faults console-pictures stories story-refresh lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -62,7 +62,7 @@ chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and
 stories: $(INSTALLED) ## four things that go wrong with a real model, and what the one report says of them (20 minutes)
 	@$(BIN)/python -m tests.stories $(ARGS)
 
-story-refresh: $(INSTALLED) ## a new target: heads are trained anew, tried beside the old ones, judged (40 minutes)
+story-refresh: $(INSTALLED) ## heads that no longer fit are trained anew, tried, judged; --story stale, worn (40 minutes each)
 	@$(BIN)/python -m tests.stories.refreshing $(ARGS)
 
 accounting: $(INSTALLED) ## 200,000 records of every kind, workers killed, all of it redelivered and redriven: `results` alone accounts for each
@@ -116,6 +116,9 @@ bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engin
 
 bench-memory: $(INSTALLED) ## task memory beside look-up without it and the latest results of a process (half an hour; ARGS="--stream FILE" takes jobs of yours, ARGS="--vllm-python .venv-vllm/bin/python" adds vLLM's suffix method)
 	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-week: $(INSTALLED) ## deadlines met in a simulated week, beside first come and a clairvoyant (a quarter of an hour; ARGS='--load 1.3 --days 1' takes a minute)
+	@$(BIN)/python -m benchmarks.week $(ARGS)
 
 bench-structured: $(INSTALLED) ## constrained decoding with forced tokens and look-up, beside masks alone: make bench-structured PROMPTS=folder (half an hour; ARGS="--vllm-python .venv-vllm/bin/python" adds vLLM)
 	@$(BIN)/python -m benchmarks.structured --prompts "$(PROMPTS)" $(ARGS)

@@ -50,7 +50,9 @@ def settings_reference() -> str:
     parts = [_HEAD, f"\nNames that other tools use are read too:\n\n| variable | setting |\n|---|---|\n{plain}"]
     free = [(name, field) for name, field in Settings.model_fields.items() if not sections_of(field.annotation)]
     comments = _comments(Settings)
-    parts.append("\n## General\n" + _table({name: (field, comments.get(name, "")) for name, field in free}, ENV_PREFIX))
+    parts.append(
+        "\n## General\n" + _table({name: (field, comments.get(name, "")) for name, field in free}, f"{ENV_PREFIX}…")
+    )
     for name, field in Settings.model_fields.items():
         for section in sections_of(field.annotation):
             chosen = f".<{name.removesuffix('s')}>" if _is_mapping(field.annotation) else ""
@@ -58,7 +60,7 @@ def settings_reference() -> str:
     return "".join(parts)
 
 
-def _sections(path: str, model: type[BaseModel]) -> list[str]:
+def _sections(path: str, model: type[BaseModel], *, is_list: bool = False) -> list[str]:
     comments = _comments(model)
     own: dict[str, tuple[FieldInfo, str]] = {}
     nested = []
@@ -67,14 +69,16 @@ def _sections(path: str, model: type[BaseModel]) -> list[str]:
         if not sections:
             own[name] = (field, comments.get(name, ""))
         for section in sections:
-            nested.append((f"{path}.{name}" + (".<name>" if _is_mapping(field.annotation) else ""), section))
+            nested_path = f"{path}.{name}" + (".<name>" if _is_mapping(field.annotation) else "")
+            nested.append((nested_path, section, typing.get_origin(field.annotation) is tuple))
     doc = inspect.cleandoc(model.__doc__ or "")
-    parts = [f"\n## `[{path}]`{_tag(model)}\n\n{doc}\n"]
+    heading = f"[[{path}]]" if is_list else f"[{path}]"
+    parts = [f"\n## `{heading}`{_tag(model)}\n\n{doc}\n"]
     if own:
-        prefix = ENV_PREFIX + path.upper().replace(".", "__") + "__"
-        parts.append(_table(own, prefix))
-    for nested_path, section in nested:
-        parts += _sections(nested_path, section)
+        variable = ENV_PREFIX + path.upper().replace(".", "__")
+        parts.append(_table(own, f"{variable}=[…]" if is_list else f"{variable}__…"))
+    for nested_path, section, is_list_of in nested:
+        parts += _sections(nested_path, section, is_list=is_list_of)
     return parts
 
 
@@ -86,11 +90,11 @@ def _tag(model: type[BaseModel]) -> str:
     return ""
 
 
-def _table(fields: dict[str, tuple[FieldInfo, str]], prefix: str) -> str:
+def _table(fields: dict[str, tuple[FieldInfo, str]], variables: str) -> str:
     rows = [
         f"| `{name}` | {_type(field)} | {_default(field)} | {comment} |\n" for name, (field, comment) in fields.items()
     ]
-    return f"\nVariables: `{prefix}…`\n\n| setting | type | default | meaning |\n|---|---|---|---|\n{''.join(rows)}"
+    return f"\nVariables: `{variables}`\n\n| setting | type | default | meaning |\n|---|---|---|---|\n{''.join(rows)}"
 
 
 def _is_mapping(annotation: Any) -> bool:

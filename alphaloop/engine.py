@@ -463,6 +463,7 @@ class Served:
     prefill_s: float | None  #: from the start of work to the first token; None where not known
     decode_s: float | None  #: from the first token to the last; None where not known
     queue_s: float | None = None  #: in the server's queue; None where not known
+    request_s: float = 0.0  #: from its sending to the end of its reply
     granularity: Granularity = "rounds"  #: how finely the server reported what was drafted
     num_proposed: int = 0  #: draft tokens, as the server reported
     num_accepted: int = 0

@@ -37,18 +37,6 @@ class DecodedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSpend:
-    """What the traffic of a task took."""
-
-    num_jobs: int = 0
-    num_tokens: int = 0  #: generated
-    device_s: float = 0.0
-    #: Target passes that drafts saved: vanilla decoding takes one pass of a single sequence for each token that is not
-    #: forced.
-    num_saved_passes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class WatchedJob:
     """What the drift test reads of a job of traffic."""
 

@@ -286,9 +286,12 @@ decode_runs: Final = _table(
     _columns(Double, "queue_s", "wall_s", "device_s"),
     _columns(Double, "time_to_first_token_s", nullable=True),
     _columns(Uuid, "decode_batch_id"),
+    _columns(Text, "target"),
+    _columns(Text, "batch_id", nullable=True),
     _index("ix_decode_runs_decoded_at", "decoded_at", brin=True),
     _index("ix_decode_runs_task_purpose_decoded_at", "task", "purpose", "decoded_at"),
     _index("ix_decode_runs_job_id", "job_id"),
+    _index("ix_decode_runs_batch_id", "batch_id", where="batch_id IS NOT NULL"),
     days_by="decoded_at",
 )
 

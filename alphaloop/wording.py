@@ -7,6 +7,7 @@ Screens are the terminal, the report and the console. An option takes `2026-09-0
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,6 +19,8 @@ from alphaloop.errors import ConfigError
 #: What a terminal acts upon instead of showing it (C0, DEL, C1), what turns the direction of the text around it, other
 #: line ends, and halves of UTF-16 pairs, which no encoding can write.
 _ACTING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_MAX_DECIMALS: Final = 12
 
 
 def harmless(text: str) -> str:
@@ -64,6 +67,23 @@ def rate(value: float | None) -> str:
 def counts(by_name: Mapping[str, int]) -> str:
     """`12 succeeded, 1 failed`."""
     return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
+
+
+def money(amount: float, currency: str) -> str:
+    """`1,234.50 EUR`, `0.000069 EUR`: small amounts with two significant digits."""
+    num_decimals = 2 if abs(amount) >= 1 or amount == 0 else 1 - math.floor(math.log10(abs(amount)))
+    return f"{amount:,.{min(num_decimals, _MAX_DECIMALS)}f} {currency}".rstrip()
+
+
+def money_with_interval(amount: Interval, currency: str) -> str:
+    """`1.60 EUR [0.069 3.82]`."""
+    return f"{money(amount.mean, currency)} [{money(amount.low, '')} {money(amount.high, '')}]"
+
+
+def spent(device_s: float, cost: float | None, currency: str) -> str:
+    """`12.5 device seconds, 0.0087 EUR`; without a price the seconds alone."""
+    seconds = f"{device_s:,.1f}" if device_s >= 10 or not device_s else f"{device_s:.2g}"
+    return f"{seconds} device seconds" + ("" if cost is None else f", {money(cost, currency)}")
 
 
 def how_many(number: int, noun: str) -> str:

@@ -26,7 +26,6 @@ from alphaloop.explaining.explanation import next_jobs
 from alphaloop.explaining.refreshing import refresh_lines
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
-from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
@@ -41,6 +40,7 @@ from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.refreshes import RefreshStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.spending import SpendingStore, SpentBy, total
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures, with_targets
 from alphaloop.store.task_memory import FORGOTTEN_KEPT_FOR, ResultMemoryStore
@@ -54,7 +54,7 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
 from scheduler.refreshing import due_refreshes, ended_trials, replaced_parents
-from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
+from scheduler.report.build import REPORTED, RunFindings, build_report, expectation_lines, gaps
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
     MAX_ENTRIES,
@@ -136,6 +136,7 @@ class Scheduler:
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
         self._probes, self._refreshes = ProbeStore(database), RefreshStore(database)
         self._servers, self._workers = ServerIdentityStore(database), WorkerStore(database)
+        self._spending = SpendingStore(database, settings.prices)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -254,9 +255,8 @@ class Scheduler:
 
     def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
-        spent = self._drift.spent(now - _DAY, now).get(task, TaskSpend())
         pace = TaskPace(
-            tokens_per_s=spent.num_tokens / _DAY.total_seconds(),
+            tokens_per_s=self._drift.num_tokens(now - _DAY, now).get(task, 0) / _DAY.total_seconds(),
             setting=choices.get(task),
             measured_before=None if began is None else self._switchback.at(task, began),
             measured_now=self._switchback.shown(now).get(task),
@@ -268,7 +268,8 @@ class Scheduler:
         models, known = self._settings.models, self._refreshes.all()
         drafters = {task: choice.drafter for task, choice in choices.items()}
         num_jobs = partial(self._refreshes.num_jobs, until=now)
-        for trial in ended_trials(models, known, self._switchback.rivals(now), drafters, num_jobs):
+        speedups = [*self._switchback.rivals(now), *self._switchback.over_vanilla(now)]
+        for trial in ended_trials(models, known, self._statuses(), speedups, drafters, num_jobs):
             refresh = trial.refresh
             self._refreshes.end(refresh.id, refresh.attempt, trial.state, sentence=trial.sentence)
             facts = {"action": f"refresh_{trial.state}", "refresh": refresh.id}
@@ -341,7 +342,9 @@ class Scheduler:
     ) -> DriftReport:
         """The report of a run, with what changed since the last one."""
         now = counts.now
-        before_day = begin_of(now) - timedelta.resolution
+        spent = {what: self._spending.by(what, begin_of(now), now) for what in REPORTED}
+        by_purpose = spent[SpentBy.PURPOSE]
+        all_jobs, measured = total(by_purpose), total([part for part in by_purpose if part.name in MEASURED])
         report = build_report(
             RunFindings(
                 counts=counts,
@@ -354,19 +357,19 @@ class Scheduler:
                 incidents=self._incidents.open_incidents(),
                 watched=watched,
                 flagged=flagged,
-                spent=self._drift.spent(before_day, now),
+                spent=spent,
                 refreshes=refresh_lines(self._database, self._settings.models, within=WINDOW),
-                prices=self._settings.report,
             )
         )
         # Longer than this is a gap: one run may be skipped, because another one took too long.
         longest_pause = 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
         report = report.model_copy(
             update={
-                "device_s": round(self._probes.device_s(before_day, now), 3),
-                "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
-                "device_cost_per_hour": self._settings.report.device_cost_per_hour,
-                "currency": self._settings.report.currency,
+                "device_s": round(all_jobs.device_s, 3),
+                "probe_spent_device_s": round(measured.device_s, 3),
+                "cost": all_jobs.cost if self._settings.prices.per_hour is not None else None,
+                "probe_cost": measured.cost if self._settings.prices.per_hour is not None else None,
+                "currency": self._settings.prices.currency,
                 "expectations": expectation_lines(self._expectations.shown(now)),
                 "gaps": gaps(self._schedule.succeeded(counts.since, now), now, longest_pause),
                 "last_decoded_at": counts.last_decoded_at or self._drift.last_decoded_at(now),

@@ -6,6 +6,7 @@ Each has a day between two refreshes. Heads are trained once for a new target: w
 operator ended it, the same heads would give the same result. What became stale may be tried again every day.
 
 A trial is decided when the candidate is faster or slower than its parent over all tasks together, or after MOST_JOBS.
+Where the parent is stale it drafts nothing, and the candidate is compared with vanilla.
 Then whichever no task uses is retired: a candidate at once, a parent after a day, in which decisions can go back to it.
 """
 
@@ -17,9 +18,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.explaining.refreshing import ServedHeads, gain_in_words, mean_gain, names_of, served, trial_gains
+from alphaloop.explaining.refreshing import ServedHeads, gain_in_words, mean_gain, measured_gains, names_of, served
 from alphaloop.settings.models import ModelSettings
-from alphaloop.store.decision_inputs import DraftStatus
+from alphaloop.store.decision_inputs import UNFIT, DraftStatus
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState
 from alphaloop.store.workers import SeenWorker
 from alphaloop.wording import how_many
@@ -27,7 +28,6 @@ from scheduler.events import Draft
 
 #: Between the end of a refresh and the next one of the same drafter and target.
 COOL_DOWN: Final = timedelta(days=1)
-_UNFIT: Final = (DraftStatus.STALE, DraftStatus.RETIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _is_settled(
         if refresh.parent_draft_revision != pair.draft_revision:
             continue
         candidate = (refresh.candidate_name or "", refresh.candidate_revision or "", refresh.target_revision)
-        if refresh.state is RefreshState.KEPT and statuses.get(candidate) not in _UNFIT:
+        if refresh.state is RefreshState.KEPT and statuses.get(candidate) not in UNFIT:
             return True
         if reason is RefreshReason.NEW_TARGET and refresh.state in (RefreshState.REJECTED, RefreshState.CANCELLED):
             return True
@@ -108,7 +108,8 @@ class EndedTrial:
 def ended_trials(
     models: ModelSettings,
     known: Sequence[Refresh],
-    rivals: Sequence[TaskSpeedup],
+    statuses: Mapping[Draft, DraftStatus],
+    speedups: Sequence[TaskSpeedup],
     choices: Mapping[str, str | None],
     num_jobs: Callable[[Refresh], int],
 ) -> Iterator[EndedTrial]:
@@ -117,22 +118,23 @@ def ended_trials(
     Args:
         models: what the settings say of drafters.
         known: every refresh so far.
-        rivals: drafters on trial, each over the other of the pair.
+        statuses: of every draft.
+        speedups: drafters over vanilla; those on trial also over the other of the pair.
         choices: by task, the drafter that its next job would have; None: vanilla.
         num_jobs: of a refresh's target since its trial began.
     """
     for refresh in known:
         if refresh.state is not RefreshState.TRIAL:
             continue
-        gains = trial_gains(models, refresh, rivals)
-        overall = mean_gain(gains.values())
+        gains = measured_gains(models, refresh, speedups, is_parent_unfit=statuses.get(refresh.parent) in UNFIT)
+        overall = mean_gain(gains.by_task.values())
         is_measured = overall is not None and not overall.low <= 1 <= overall.high
         num = num_jobs(refresh)
         if not is_measured and num < MOST_JOBS:
             continue
         names = names_of(models, refresh)
         using = sorted(task for task, drafter in choices.items() if drafter in names)
-        measured = f"; {gain_in_words(overall)} over {refresh.drafter}" if overall is not None else ""
+        measured = f"; {gain_in_words(overall)} over {gains.over}" if overall is not None else ""
         after = f"after {how_many(num, 'job')}{measured}"
         unloaded = f"; {refresh.sentence}" if refresh.sentence.startswith("not loaded") else ""
         if using:
@@ -152,12 +154,13 @@ def replaced_parents(
 ) -> Iterator[tuple[Draft, str]]:
     """Parents that no task has used a day after their candidate was kept, each with the reason to retire it."""
     for refresh in known:
-        parent = (refresh.drafter, refresh.parent_draft_revision, refresh.target_revision)
         candidate = (refresh.candidate_name or "", refresh.candidate_revision or "", refresh.target_revision)
         if refresh.state is not RefreshState.KEPT or now - refresh.changed_at < COOL_DOWN:
             continue
-        if statuses.get(parent) in (None, DraftStatus.RETIRED) or statuses.get(candidate) in (None, *_UNFIT):
+        if statuses.get(refresh.parent) in (None, DraftStatus.RETIRED):
+            continue
+        if statuses.get(candidate) is not DraftStatus.ACTIVE:  # a server's stays a candidate: no worker loads it
             continue
         asking = {name for name in models.drafters if refresh.drafter in models.with_sources([name])}
         if not {refresh.drafter, *asking} & set(choices.values()):
-            yield parent, f"no task uses it since {refresh.candidate_name} was kept"
+            yield refresh.parent, f"no task uses it since {refresh.candidate_name} was kept"

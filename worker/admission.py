@@ -2,14 +2,16 @@
 
 Three criteria, in this order:
 
-1. *Share of device time* between tasks, and between the segments of a task (`worker/sharing.py`). Who had the least
+1. *Share of device time* between tasks, and between the segments of a task (`ordering/sharing.py`). Who had the least
    device time over weight goes next. Jobs of a task without a segment are one segment. A task's jobs of the high lane
    go first, but for `NORMAL_SHARE` of the starts.
-2. *Priority with age* within a segment. The priority decides, where `AGEING_S` of waiting are worth one step of it, and
-   then the arrival.
-3. *Shared prefix*. Jobs whose prompts begin alike save the device time in which that prefix is read, as long as
-   they run together. So a job may overtake others of its segment, and its task and segment may stay at their turn,
-   within a slack.
+2. *Priority with age, then slack* within a segment (`ordering/segment_order.py`): bands of whole steps of effective
+   priority, then the least slack until the deadline, then the arrival.
+3. *Shared prefix* (`ordering/prefixes.py`). Jobs whose prompts begin alike save the device time in which that prefix is
+   read, as long as they run together. So a job may overtake others of its segment, and its task and segment may stay
+   at their turn, within a lead.
+
+A job whose deadline has passed needs no device, so it leaves at once, before all others.
 
 Probes and controls run alone: one lane of them has the device for up to as many jobs as there are slots, because some
 servers count what was drafted and accepted only for all of their requests together. Then as many jobs of traffic go
@@ -18,33 +20,27 @@ first, as far as traffic waits.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, KeysView, Mapping, Sequence, Set
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from statistics import fmean
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from alphaloop.engine import Sampling
 from alphaloop.messages import Job, Purpose
-from worker.sharing import SHORTEST_JOB_S, FairShares
+from worker.ordering.prefixes import Prefix, SharedPrefixes
+from worker.ordering.segment_order import AGEING_S, JobHeap, Place, SegmentOrder, WaitingJob, drop_gone
+from worker.ordering.sharing import SHORTEST_JOB_S, FairShares
 
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")
-AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
-#: Most device time by which jobs may go before their turn to share a prompt's prefix with a running job.
-MOST_SLACK_S: Final = 10.0
-#: Tokens of the shortest prefix that is compared; each further one is twice as long.
-SHORTEST_BEGINNING: Final = 64
-LONGEST_BEGINNING: Final = 16_384
-#: Share of the device time of a run of jobs that reading their prefix once may take.
-READING_SHARE: Final = 0.05
 _ROUNDING: Final = 1e-9
-_Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
 
 
 @dataclass(eq=False)
@@ -60,6 +56,8 @@ class AdmissionQueue(Generic[Item]):
     weight_of_segment: Callable[[str], float] = lambda segment: 1.0
     #: Device seconds in which the target reads this number of prompt tokens, as measured.
     read_s: Callable[[int], float] = lambda num_tokens: 0.0
+    #: Seconds from the turn of a job to its end, as expected at today's load; asked for jobs with a deadline.
+    service_s: Callable[[LaneKey, Item], float] = lambda lane, item: 0.0
 
     def __post_init__(self) -> None:
         self._shared = SharedPrefixes(self.num_slots, self.read_s)
@@ -67,6 +65,7 @@ class AdmissionQueue(Generic[Item]):
         self._backlogged: dict[str, _Task[Item]] = {}
         self._shares = FairShares(self.weight_of, self._mean_over_tasks_s)
         self._served_last: str | None = None
+        self._now = 0.0
         self._mean_s: float | None = None  # device seconds of a job, over all tasks; None until needed
         self._alone: LaneKey | None = None  # the lane that has the device, or has it once the engine is empty
         self._num_alone_left = 0  # jobs that it may still admit
@@ -74,15 +73,21 @@ class AdmissionQueue(Generic[Item]):
         self._arrival = count()
         self._num_jobs = {True: 0, False: 0}  # by whether they are of the high lane
         self._num_bytes = {True: 0, False: 0}
+        self._by_deadline: list[tuple[float, Place, WaitingJob[Item]]] = []  # may hold jobs that were taken
 
     def __len__(self) -> int:
         return self._num_jobs[True] + self._num_jobs[False]
 
-    def num_waiting(self, task: str, segment: str, *, is_high: bool) -> int:
-        """The waiting jobs of a segment in one of its task's lanes, but for probes and controls."""
+    def num_waiting(self, task: str, segment: str, is_dated: bool | None = None, *, is_high: bool) -> int:
+        """The waiting jobs of a segment in one of its task's lanes, but for probes and controls.
+
+        `is_dated`: those with a deadline, or those without; None: all.
+        """
         known = self._tasks.get(task)
         traffic = known.lanes[is_high].get(segment) if known is not None else None
-        return traffic.num_jobs if traffic is not None else 0
+        if traffic is None:
+            return 0
+        return traffic.num_jobs if is_dated is None else traffic.num_dated if is_dated else traffic.num_undated
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """The waiting jobs of the high lanes, or of the others, and their bytes as given to `add`."""
@@ -99,13 +104,12 @@ class AdmissionQueue(Generic[Item]):
         prefixes: tuple[Prefix, ...] = (),
         is_high: bool = False,
         segment: str = "",
+        deadline_s: float = math.inf,
     ) -> None:
         """Let a job wait; `now` is when its waiting began, `prefixes` are its prompt's, the longest first.
 
-        `is_high`: it is of the high lane. Probes and controls never are, and have no segment.
-
-        The effective priority of a job is `priority + waited_s / AGEING_S`. It grows equally fast for all jobs, so the
-        order of two jobs never changes: it is the order of `now - priority * AGEING_S`, the rank.
+        `is_high`: it is of the high lane. Probes and controls never are, and have no segment. `deadline_s`: on the
+        clock of `now`; a probe or control has none here.
         """
         task = self._task(lane.task)
         if not task.num_jobs:
@@ -113,7 +117,7 @@ class AdmissionQueue(Generic[Item]):
             self._backlogged[task.name] = task
         place = now - priority * AGEING_S, next(self._arrival)
         is_high = is_high and not lane.is_measured
-        job = _Job(
+        job = WaitingJob(
             place,
             lane,
             segment="" if lane.is_measured else segment,
@@ -121,21 +125,29 @@ class AdmissionQueue(Generic[Item]):
             num_bytes=num_bytes,
             prefixes=prefixes,
             is_high=is_high,
+            deadline_s=math.inf if lane.is_measured else deadline_s,
         )
         task.add(job)
+        if job.deadline_s < math.inf:
+            heappush(self._by_deadline, (job.deadline_s, job.place, job))
         self._count(job, 1)
 
-    def next(self, limit: int, *, running: Mapping[Line, int]) -> list[tuple[LaneKey, Item]]:
+    def next(self, limit: int, *, running: Mapping[Line, int], now: float) -> list[tuple[LaneKey, Item]]:
         """Take out the jobs that are admitted now, in their order; none where none may be.
+
+        Jobs whose deadline has passed come first, to be ended.
 
         Args:
             limit: the most jobs to take out.
             running: how many jobs taken out before have not ended, by line. Jobs that are still being claimed count.
+            now: on the clock of `add`.
         """
+        self._now = now
         self._observe(running)
         lanes = {line.lane for line, num_running in running.items() if num_running > 0}
         self._end_turn_alone(lanes)
-        taken = self._take_traffic(limit) or self._take_alone(limit, lanes)
+        taken = self._take_expired(limit) if self._alone is None else []
+        taken += self._take_traffic(limit - len(taken)) or self._take_alone(limit - len(taken), lanes)
         return [(job.lane, job.item) for job in taken]
 
     def charge(self, device_s: Mapping[Line, float]) -> None:
@@ -155,13 +167,26 @@ class AdmissionQueue(Generic[Item]):
         for name in [name for name, task in self._backlogged.items() if not task.num_jobs]:
             self._wait_no_more(name)
 
-    def _take_traffic(self, limit: int) -> list[_Job[Item]]:
+    def _take_expired(self, limit: int) -> list[WaitingJob[Item]]:
+        """Jobs whose deadlines have passed. They need no device, so they count for no share."""
+        taken: list[WaitingJob[Item]] = []
+        waiting = self._by_deadline
+        drop_gone(waiting, len(self))
+        while waiting and len(taken) < limit and waiting[0][0] <= self._now:
+            job = waiting[0][-1]
+            self._tasks[job.lane.task].remove(job)
+            self._leave(job)
+            taken.append(job)
+            drop_gone(waiting, len(self))
+        return taken
+
+    def _take_traffic(self, limit: int) -> list[WaitingJob[Item]]:
         """Traffic up to `limit`, or up to where a probe or control is next: the turn of its lane begins there.
 
         A task goes on until it is more than `quantum_s` ahead of the least-served, the quantum of deficit round robin
         (Shreedhar and Varghese, 1995), so that jobs of one task run together.
         """
-        taken: list[_Job[Item]] = []
+        taken: list[WaitingJob[Item]] = []
         if self._alone is not None:
             return taken
         tasks = {name: task for name, task in self._backlogged.items() if task.has_traffic}
@@ -174,10 +199,10 @@ class AdmissionQueue(Generic[Item]):
             if rival is not None and (serving is None or self._is_ahead(serving, rival)):
                 serving, rival = rival, self._least_served(tasks, but=rival)
             assert serving is not None  # noqa: S101 - a task is left, and it is no rival of itself
-            if may_be_alone and serving.is_measured_first(self._shared):
+            if may_be_alone and serving.is_measured_first(self._shared, self._now):
                 self._alone, self._num_alone_left = serving.first_measured_lane(), self.num_slots
                 break
-            job = serving.take_traffic(self._shared)
+            job = serving.take_traffic(self._shared, self._now)
             taken.append(self._admit(serving, job))
             if not (serving.num_jobs if may_be_alone else serving.has_traffic):
                 del tasks[serving.name]
@@ -188,13 +213,13 @@ class AdmissionQueue(Generic[Item]):
     def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
         """Whether the served task has to leave its turn to another: unless its next job shares a running prefix."""
         ahead_s = self._shares.ahead_s(serving.name, rival.name)
-        return ahead_s > self.quantum_s and ahead_s > self._shared.slack_s(serving.num_shared(self._shared))
+        return ahead_s > self.quantum_s and ahead_s > self._shared.lead_s(serving.num_shared(self._shared, self._now))
 
     def _least_served(self, tasks: Mapping[str, _Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:
         name = self._shares.least_served(name for name, task in tasks.items() if task is not but)
         return None if name is None else tasks[name]
 
-    def _take_alone(self, limit: int, running: Set[LaneKey]) -> list[_Job[Item]]:
+    def _take_alone(self, limit: int, running: Set[LaneKey]) -> list[WaitingJob[Item]]:
         """Jobs of the lane that has the device, once no other lane runs."""
         if (lane := self._alone) is None or not running <= {lane}:
             return []
@@ -210,20 +235,23 @@ class AdmissionQueue(Generic[Item]):
         if not self._num_alone_left or not self._tasks[lane.task].num_measured(lane):
             self._alone, self._num_traffic_first, self._served_last = None, self.num_slots, None
 
-    def _admit(self, task: _Task[Item], job: _Job[Item]) -> _Job[Item]:
+    def _admit(self, task: _Task[Item], job: WaitingJob[Item]) -> WaitingJob[Item]:
         self._shares.admit(task.name)
         self._shared.admit(job.prefixes)
         self._served_last = task.name
-        self._count(job, -1)
-        if not task.num_jobs:
-            self._wait_no_more(task.name)
+        self._leave(job)
         return job
+
+    def _leave(self, job: WaitingJob[Item]) -> None:
+        self._count(job, -1)
+        if not self._tasks[job.lane.task].num_jobs:
+            self._wait_no_more(job.lane.task)
 
     def _wait_no_more(self, task: str) -> None:
         del self._backlogged[task]
         self._shares.wait_no_more(task)
 
-    def _count(self, job: _Job[Item], sign: int) -> None:
+    def _count(self, job: WaitingJob[Item], sign: int) -> None:
         self._num_jobs[job.is_high] += sign
         self._num_bytes[job.is_high] += sign * job.num_bytes
 
@@ -248,7 +276,7 @@ class AdmissionQueue(Generic[Item]):
     def _task(self, name: str) -> _Task[Item]:
         if (task := self._tasks.get(name)) is None:
             segments = FairShares(self.weight_of_segment, partial(self._shares.expected_job_s, name))
-            task = self._tasks[name] = _Task(name, segments)
+            task = self._tasks[name] = _Task(name, segments, self.service_s)
         return task
 
 
@@ -295,144 +323,6 @@ def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
     )
 
 
-class Prefix(NamedTuple):
-    """The first tokens of a prompt. Prompts with equal prefixes have equal first tokens, to within a hash."""
-
-    num_tokens: int
-    digest: int
-
-
-def prefixes_of(token_ids: Sequence[int]) -> tuple[Prefix, ...]:
-    """The prefixes of a prompt, the longest first.
-
-    The last token of a prompt is always read, so no prefix contains that token. 2 µs for 200 tokens.
-    """
-    prefixes: list[Prefix] = []
-    begin, end, digest = 0, SHORTEST_BEGINNING, 0
-    while end < len(token_ids) and end <= LONGEST_BEGINNING:
-        digest = hash((digest, *token_ids[begin:end]))
-        prefixes.append(Prefix(end, digest))
-        begin, end = end, 2 * end
-    return tuple(reversed(prefixes))
-
-
-class SharedPrefixes:
-    """The prefixes that the slots will hold when the next job starts, and how much device time sharing one is worth.
-
-    The engine copies a prefix that a running sequence holds (engine/network/slots.py) and does not read it
-    again. Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which
-    admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
-    a prefix is read again, or a job goes first for nothing.
-
-    The slack is as long as a run of jobs of which reading the prefix takes `READING_SHARE`: 20 times what the target
-    is measured to need for the prefix, at most `MOST_SLACK_S`. So a prefix that is cheap to read changes no
-    order.
-    """
-
-    def __init__(self, num_slots: int, read_s: Callable[[int], float]) -> None:
-        """`read_s`: seconds in which the target reads this number of prompt tokens, as measured."""
-        self._num_slots = num_slots
-        self._read_s = read_s
-        self._by_job: deque[tuple[Prefix, ...]] = deque()
-        self._num_jobs: Counter[Prefix] = Counter()
-
-    @property
-    def held(self) -> KeysView[Prefix]:
-        """Every prefix that a job holds."""
-        return self._num_jobs.keys()
-
-    def slack_s(self, num_tokens: int) -> float:
-        """Device seconds by which a job may go before its turn to share `num_tokens`; 0 for none."""
-        return min(MOST_SLACK_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
-
-    def admit(self, prefixes: tuple[Prefix, ...]) -> None:
-        """A job with these prefixes was admitted."""
-        self._by_job.append(prefixes)
-        self._num_jobs.update(prefixes)
-        self.observe(self._num_slots)
-
-    def observe(self, num_running: int) -> None:
-        """Take the number of admitted jobs that have not ended."""
-        while len(self._by_job) > num_running:
-            for prefix in self._by_job.popleft():
-                if num_left := self._num_jobs.pop(prefix) - 1:
-                    self._num_jobs[prefix] = num_left
-
-
-@dataclass(slots=True)
-class _Job(Generic[Item]):
-    """A waiting job with what its place in the order depends on."""
-
-    place: _Place
-    lane: LaneKey
-    segment: str
-    item: Item
-    num_bytes: int
-    prefixes: tuple[Prefix, ...]  # of its prompt, the longest first
-    is_high: bool
-    is_waiting: bool = True
-
-
-#: May hold jobs that were taken elsewhere, but never as its first.
-_Heap: TypeAlias = list[tuple[_Place, _Job[Item]]]
-
-
-@dataclass(slots=True)
-class _Traffic(Generic[Item]):
-    """The waiting traffic of one segment in its task's high lane, or in the normal one.
-
-    A job whose prompt begins like a running job's may overtake: less than its slack after the first job in rank, and
-    only while the jobs that overtook the first job are expected to take no more than the slack. What overtook a later
-    job also overtook the first one, so the limit holds for every job.
-    """
-
-    heap: _Heap[Item] = field(default_factory=list)
-    by_prefix: dict[Prefix, _Heap[Item]] = field(default_factory=dict)
-    #: Jobs that were taken before their turn, with their expected device seconds, as long as jobs wait before them.
-    overtaking: list[tuple[_Place, float]] = field(default_factory=list)
-    overtaking_s: float = 0.0  #: expected device seconds of these jobs together
-    num_jobs: int = 0
-
-    def add(self, job: _Job[Item]) -> None:
-        self.num_jobs += 1
-        heappush(self.heap, (job.place, job))
-        for prefix in job.prefixes:
-            heappush(self.by_prefix.setdefault(prefix, []), (job.place, job))
-
-    def next(self, shared: SharedPrefixes, job_s: float) -> tuple[_Job[Item], int]:
-        """The job that starts next, and the tokens that it shares with a running job. `job_s`: what jobs take."""
-        first = self.heap[0][1]
-        if not shared.held or not self.by_prefix:
-            return first, 0
-        num_shared = next((prefix.num_tokens for prefix in first.prefixes if prefix in shared.held), 0)
-        longer = [prefix for prefix in shared.held & self.by_prefix.keys() if prefix.num_tokens > num_shared]
-        for prefix in sorted(longer, reverse=True):
-            candidate, slack_s = self.by_prefix[prefix][0][1], shared.slack_s(prefix.num_tokens)
-            if self.overtaking_s + job_s > slack_s:
-                break  # shorter prefixes have less slack
-            if candidate.place[0] - first.place[0] < slack_s:
-                return candidate, prefix.num_tokens
-        return first, num_shared
-
-    def take(self, shared: SharedPrefixes, job_s: float) -> _Job[Item]:
-        job, _ = self.next(shared, job_s)
-        if job is not self.heap[0][1]:
-            heappush(self.overtaking, (job.place, job_s))
-            self.overtaking_s += job_s
-        job.is_waiting = False
-        self.num_jobs -= 1
-        _drop_taken(self.heap)
-        for prefix in job.prefixes:
-            _drop_taken(alike := self.by_prefix[prefix])
-            if not alike:
-                del self.by_prefix[prefix]
-        while self.overtaking and (not self.heap or self.overtaking[0][0] < self.heap[0][0]):
-            self.overtaking_s -= heappop(self.overtaking)[1]  # what it overtook has started
-        if not self.overtaking:
-            self.overtaking_s = 0.0  # without what rounding left
-        return job
-
-
 @dataclass(slots=True)
 class _Task(Generic[Item]):
     """The waiting jobs of one task. Its high lane goes first, and its normal lane always gets its share.
@@ -446,10 +336,11 @@ class _Task(Generic[Item]):
 
     name: str
     shares: FairShares  #: of its segments
+    service_s: Callable[[LaneKey, Item], float]
     num_jobs: int = 0
     #: The waiting traffic by segment, of the high lane (True) and of the normal one.
-    lanes: dict[bool, dict[str, _Traffic[Item]]] = field(default_factory=lambda: {True: {}, False: {}})
-    measured: dict[LaneKey, _Heap[Item]] = field(default_factory=dict)
+    lanes: dict[bool, dict[str, SegmentOrder[Item]]] = field(default_factory=lambda: {True: {}, False: {}})
+    measured: dict[LaneKey, JobHeap[Item]] = field(default_factory=dict)
     owed: float = 0.0  #: starts of the normal lane
     served_last: str | None = None  #: segment
 
@@ -457,29 +348,29 @@ class _Task(Generic[Item]):
     def has_traffic(self) -> bool:
         return bool(self.lanes[True] or self.lanes[False])
 
-    def add(self, job: _Job[Item]) -> None:
+    def add(self, job: WaitingJob[Item]) -> None:
         if not job.lane.is_measured and not self._is_waiting(job.segment):
             self.shares.wait(job.segment)
         self._put(job)
 
-    def _put(self, job: _Job[Item]) -> None:
+    def _put(self, job: WaitingJob[Item]) -> None:
         if job.lane.is_measured:
             heappush(self.measured.setdefault(job.lane, []), (job.place, job))
         else:
             lane = self.lanes[job.is_high]
             if (traffic := lane.get(job.segment)) is None:
-                traffic = lane[job.segment] = _Traffic()
+                traffic = lane[job.segment] = SegmentOrder(self.service_s)
             traffic.add(job)
         self.num_jobs += 1
 
-    def is_measured_first(self, shared: SharedPrefixes) -> bool:
+    def is_measured_first(self, shared: SharedPrefixes, now: float) -> bool:
         """Whether the job that starts next is a probe or a control."""
         if not self.measured or (self.lanes[True] and not self._is_normal_due):
             return False
         if not (normal := self.lanes[False]):
             return True
-        traffic = normal[self._next_segment(normal, shared)]
-        return self.measured[self.first_measured_lane()][0][0] < traffic.heap[0][0]
+        traffic = normal[self._next_segment(normal, shared, now)]
+        return self.measured[self.first_measured_lane()][0][0] < traffic.eldest
 
     def first_measured_lane(self) -> LaneKey:
         return min(self.measured, key=lambda lane: self.measured[lane][0][0])
@@ -487,15 +378,15 @@ class _Task(Generic[Item]):
     def num_measured(self, lane: LaneKey) -> int:
         return len(self.measured.get(lane, ()))
 
-    def num_shared(self, shared: SharedPrefixes) -> int:
+    def num_shared(self, shared: SharedPrefixes, now: float) -> int:
         """Tokens that the next job of traffic shares with a running job; 0 where no traffic waits."""
         if not self.has_traffic or not shared.held:
             return 0
         lane = self.lanes[self._is_high_next]
-        segment = self._next_segment(lane, shared)
-        return lane[segment].next(shared, self.shares.expected_job_s(segment))[1]
+        segment = self._next_segment(lane, shared, now)
+        return lane[segment].next(shared, self.shares.expected_job_s(segment), now)[1]
 
-    def take_traffic(self, shared: SharedPrefixes) -> _Job[Item]:
+    def take_traffic(self, shared: SharedPrefixes, now: float) -> WaitingJob[Item]:
         lane = self.lanes[self._is_high_next]
         if lane is self.lanes[False]:
             self.owed = max(0.0, self.owed - 1)
@@ -504,28 +395,38 @@ class _Task(Generic[Item]):
         else:
             self.owed = 0.0
         self.num_jobs -= 1
-        segment = self._next_segment(lane, shared)
-        traffic = lane[segment]
-        job = traffic.take(shared, self.shares.expected_job_s(segment))
+        segment = self._next_segment(lane, shared, now)
+        job = lane[segment].take(shared, self.shares.expected_job_s(segment), now)
         self.shares.admit(segment)
         self.served_last = segment
-        if not traffic.num_jobs:
+        self._drop_empty(lane, segment)
+        return job
+
+    def remove(self, job: WaitingJob[Item]) -> None:
+        """Take out a job whose deadline has passed."""
+        self.num_jobs -= 1
+        lane = self.lanes[job.is_high]
+        lane[job.segment].remove(job)
+        self._drop_empty(lane, job.segment)
+
+    def _drop_empty(self, lane: dict[str, SegmentOrder[Item]], segment: str) -> None:
+        if not lane[segment].num_jobs:
             del lane[segment]
             if not self._is_waiting(segment):
                 self.shares.wait_no_more(segment)
-        return job
 
-    def take_measured(self, lane: LaneKey) -> _Job[Item]:
+    def take_measured(self, lane: LaneKey) -> WaitingJob[Item]:
         self.owed = max(0.0, self.owed - 1)
         job = heappop(self.measured[lane])[1]
+        job.is_waiting = False
         if not self.measured[lane]:
             del self.measured[lane]
         self.num_jobs -= 1
         return job
 
-    def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
-        heaps = [traffic.heap for lane in self.lanes.values() for traffic in lane.values()]
-        jobs = [job for heap in (*heaps, *self.measured.values()) for _, job in heap if job.is_waiting]
+    def discard(self, unwanted: Callable[[Item], bool]) -> list[WaitingJob[Item]]:
+        jobs = [job for heap in self.measured.values() for _, job in heap]
+        jobs += [job for lane in self.lanes.values() for traffic in lane.values() for job in traffic.waiting()]
         if gone := [job for job in jobs if unwanted(job.item)]:
             left = {id(job) for job in gone}
             segments = {segment for lane in self.lanes.values() for segment in lane}
@@ -534,7 +435,9 @@ class _Task(Generic[Item]):
             self.measured.clear()
             self.num_jobs = 0
             for job in jobs:
-                if id(job) not in left:
+                if id(job) in left:
+                    job.is_waiting = False
+                else:
                     self._put(job)
             for segment in segments:
                 if not self._is_waiting(segment):
@@ -552,19 +455,13 @@ class _Task(Generic[Item]):
     def _is_high_next(self) -> bool:
         return bool(self.lanes[True]) and not (self._is_normal_due and self.lanes[False])
 
-    def _next_segment(self, lane: Mapping[str, _Traffic[Item]], shared: SharedPrefixes) -> str:
-        """Whose turn it is: the least-served's, but for the slack of the one served last."""
+    def _next_segment(self, lane: Mapping[str, SegmentOrder[Item]], shared: SharedPrefixes, now: float) -> str:
+        """Whose turn it is: the least-served's, but for the lead of the one served last."""
         rival = self.shares.least_served(lane)
         assert rival is not None  # noqa: S101 - the caller sees to it that the lane has jobs
         last = self.served_last
         if last is None or last == rival or last not in lane or not shared.held:
             return rival
-        num_shared = lane[last].next(shared, self.shares.expected_job_s(last))[1]
+        num_shared = lane[last].next(shared, self.shares.expected_job_s(last), now)[1]
         ahead_s = self.shares.ahead_s(last, rival)
-        return last if ahead_s <= shared.slack_s(num_shared) else rival
-
-
-def _drop_taken(heap: _Heap[Item]) -> None:
-    """Have a waiting job first."""
-    while heap and not heap[0][1].is_waiting:
-        heappop(heap)
+        return last if ahead_s <= shared.lead_s(num_shared) else rival

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,7 @@ class ClaimedJob:
     attempt: int
     num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
+    claimed_at_s: float = 0.0  #: seconds, on the clock of `Claiming`
     job_id: str = field(init=False, compare=False)  #: the job's
     stream: JobStream | None = field(init=False, compare=False)  #: of a job whose text is streamed
 
@@ -84,6 +86,12 @@ class Claims:
         """The fencing token of every job that is ours."""
         return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
 
+    def end_expired(self, now: datetime) -> None:
+        """Decode no job whose deadline has passed at `now` (aware)."""
+        if over := [claimed for claimed in self.to_decode if claimed.ready.job.is_expired(now)]:
+            self.to_decode = [claimed for claimed in self.to_decode if claimed not in over]
+            self.ended += [EndedUndecoded(claimed, Status.EXPIRED, expired(claimed)) for claimed in over]
+
 
 @dataclass(eq=False)
 class Claiming:
@@ -96,6 +104,7 @@ class Claiming:
     lease_s: float
     max_attempts: int
     retry: Retry
+    clock: Callable[[], float] = time.monotonic
 
     def claim(self, batch: Sequence[ReadyJob], *, alone: bool = True) -> Claims:
         """Claim a group in one transaction and hold it. A second delivery of one of its jobs is asked again later.
@@ -157,7 +166,7 @@ class Claiming:
             self._sort(claims, ready, answer)
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
-        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
+        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures, self.clock())
 
         def end(status: Status, failure: Failure) -> None:
             claims.ended.append(EndedUndecoded(claimed, status, failure))

@@ -8,6 +8,7 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import threading
@@ -20,16 +21,20 @@ from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Final
 
+from alphaloop.engine import Generation
 from alphaloop.errors import MessageError
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import settings_of_segment
-from worker.admission import AdmissionQueue, LaneKey, Line, prefixes_of
+from worker.admission import AdmissionQueue, LaneKey, Line
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
 from worker.intake.polling import MAX_BUFFERED, Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
+from worker.ordering.prefixes import prefixes_of
+from worker.ordering.service_times import ServiceTimes
+from worker.ordering.sharing import SHORTEST_JOB_S
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Inside a text a quotation mark is escaped, so this finds the name of a field.
 _SEGMENT: Final = re.compile(rb'"segment"\s*:\s*("(?:[^"\\]|\\.){1,1000}")')
+#: A field of that name elsewhere costs its job only the place in line of those with a deadline.
+_DEADLINE: Final = b'"deadline"'
 
 
 class Unread:
@@ -48,7 +55,7 @@ class Unread:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._lines: dict[tuple[str, str], deque[Delivery]] = {}
+        self._lines: dict[tuple[str, str, bool], deque[Delivery]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -62,16 +69,18 @@ class Unread:
         return self._max_bytes - self._num_bytes
 
     def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these wait after those of their tasks and segments."""
+        """Let these wait after those of their tasks and segments, apart by whether they have a deadline."""
         for delivery in deliveries:
-            line = task_of(delivery.record.topic) or "", segment_in(delivery.record.value)
+            value = delivery.record.value or b""
+            line = task_of(delivery.record.topic) or "", segment_in(value), _DEADLINE in value
             self._lines.setdefault(line, deque()).append(delivery)
             self._num_bytes += delivery.num_bytes
 
-    def take(self, num_read: Callable[[str, str], int]) -> Iterator[Delivery]:
+    def take(self, num_read: Callable[[str, str, bool], int]) -> Iterator[Delivery]:
         """Take out one after the other, as long as the caller asks, of whoever has the fewest read ones waiting.
 
-        `num_read`: how many read jobs of a task and segment wait. What was taken here counts as read.
+        `num_read`: how many read jobs of a task and segment wait, with a deadline or without. What was taken here
+        counts as read.
         """
         turns = [(num_read(*line), number, line) for number, line in enumerate(self._lines)]
         heapify(turns)
@@ -94,13 +103,13 @@ class Unread:
         self.put(left)
 
 
-def segment_in(value: bytes | None) -> str:
+def segment_in(value: bytes) -> str:
     """The segment that a message seems to name; empty for none. Only its place in line depends on it.
 
     Reading the whole message for it would take a hundred times as long. A field of that name deeper in the message may
     be taken for it: the job still runs as its own segment's.
     """
-    match = _SEGMENT.search(value or b"")
+    match = _SEGMENT.search(value)
     if match is None:
         return ""
     try:
@@ -119,8 +128,10 @@ MOST_TAKEN: Final = 1024  #: messages that are put in line at once, unread
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
 #: Jobs claimed ahead last for this time where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
-#: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
+#: Jobs that are claimed before the engine has room for them; as many as it has slots if those are more.
 LEAST_AHEAD: Final = 8
+#: Fewer where jobs are so long that fewer start within this time: what is claimed is not overtaken any more.
+SOON_S: Final = 5.0
 #: However short jobs are.
 MOST_AHEAD: Final = 512
 
@@ -129,9 +140,10 @@ MOST_AHEAD: Final = 512
 class JobFeed:
     """Keeps `ready` filled with claimed jobs, in the order of admission.
 
-    Claims run ahead of the engine by no more than the jobs that start within `AHEAD_S`, so that another worker can
-    still take a waiting job. The next are claimed when half of that is used up, because a transaction costs the same
-    for one job and for many. While a job waits with which a worker died, only such jobs are claimed, one by one.
+    Claims run ahead of the engine by few jobs (`num_soon`, `ClaimedAhead`), so that another worker can still take a
+    waiting job, and a job with less slack its place. The next are claimed when half of those are used up, because a
+    transaction costs the same for one job and for many. While a job waits with which a worker died, only such jobs are
+    claimed, one by one.
 
     `prepare_decisions` is called with the lanes that are claimed next, so what their first decision needs is read here
     and not by the loop.
@@ -147,16 +159,19 @@ class JobFeed:
     _: KW_ONLY
     max_jobs: int
     max_bytes: int
+    service: ServiceTimes
     prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self.queue.service_s = lambda lane, job: self.service.expected_s(lane.task, job.prepared.sampling.max_tokens)
         self._assignment = -1
         self._unread = {is_high: Unread(self.max_bytes) for is_high in (True, False)}
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
         self._taken: Counter[Line] = Counter()  # jobs taken out of the queue that have not ended
+        self._num_taken = 0  # their number
         self._aside: Counter[Line] = Counter()  # of these, jobs that no other has to wait for
 
     @property
@@ -168,6 +183,12 @@ class JobFeed:
     def num_in_turn(self) -> int:
         """Those that wait for nothing but their turn."""
         return len(self.reader) + len(self.queue) + len(self.ready)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many jobs to claim now: for free slots, and what starts within `SOON_S`."""
+        num_running = self._num_taken - len(self.ready)
+        return self.ready.num_wanted(num_soon(self.queue.num_slots, num_running, self.service.decode_s))
 
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
@@ -182,6 +203,15 @@ class JobFeed:
         """Count the device time of an engine step, by line. Called by the loop."""
         with self._lock:
             self.queue.charge(device_s)
+
+    def served(self, finished: Iterable[tuple[ClaimedJob, Generation]]) -> None:
+        """Learn from jobs whose texts ended now how long jobs take. Called by the loop."""
+        now = self.claiming.clock()
+        for claimed, generation in finished:
+            if not (lane := claimed.ready.lane).is_measured:
+                num_tokens = generation.counts.num_tokens // claimed.ready.prepared.sampling.n
+                ahead_s = max(0.0, now - claimed.claimed_at_s - generation.wall_s)
+                self.service.ended(lane.task, num_tokens=num_tokens, wall_s=generation.wall_s, ahead_s=ahead_s)
 
     def ended(self, lines: Sequence[Line]) -> None:
         """Jobs of these lines have ended or were given back. Called by the loop; makes room for claims."""
@@ -205,7 +235,7 @@ class JobFeed:
 
     def started(self) -> None:
         """The loop took jobs from `ready`: there may be room for more claims."""
-        if self.ready.num_wanted:
+        if self.num_wanted:
             self.intake.wake()
 
     def _read(self) -> None:
@@ -253,9 +283,10 @@ class JobFeed:
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""
-        now = self.clock()
+        now, today = self.clock(), self.undecoded.now()
         with self._lock:
             for job in jobs:
+                deadline = job.job.deadline
                 self.queue.add(
                     job.lane,
                     job,
@@ -265,6 +296,7 @@ class JobFeed:
                     prefixes=prefixes_of(job.prepared.token_ids),
                     is_high=job.delivery.is_high,
                     segment=job.line.segment,
+                    deadline_s=math.inf if deadline is None else now + (deadline - today).total_seconds(),
                 )
 
     def _add_fetched(self) -> None:
@@ -302,11 +334,12 @@ class JobFeed:
             if (suspect := self.suspects.next()) is not None:
                 with self._lock:
                     self._taken[suspect.line] += 1
+                    self._num_taken += 1
                 self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
             # After a claim more may be claimable at once: the next turn does not wait for deliveries.
-            if len(self.queue) and self.ready.num_wanted:
+            if len(self.queue) and self.num_wanted:
                 self.intake.wake()
 
     def _next_in_line(self) -> list[ReadyJob]:
@@ -314,21 +347,22 @@ class JobFeed:
 
         Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
         """
-        if not (limit := min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)):
+        if not (limit := min(self.num_wanted, MOST_CLAIMED_AT_ONCE)):
             return []
         with self._lock:
-            batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside)]
+            batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside, now=self.clock())]
             again = [job for job in batch if self._is_ours(job)]
             new = [job for job in batch if not self._is_ours(job)] if again else batch
             self._taken.update(job.line for job in new)
+            self._num_taken += len(new)
         now = self.clock()
         self._held += [(now, job) for job in again]
-        self.ready.count_claimed(len(new))
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
         self.prepare_decisions(job.lane for job in jobs)
         claims = self.claiming.claim(jobs, alone=alone)
+        claims.end_expired(self.undecoded.now())
         now = self.clock()
         self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
@@ -336,6 +370,7 @@ class JobFeed:
         self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
+        self.ready.count_claimed(len(claims.to_decode))
 
     def _is_ours(self, job: ReadyJob) -> bool:
         return self.claiming.leases.holds(job.job.job_id)
@@ -344,13 +379,22 @@ class JobFeed:
         """Jobs of these lines that were taken out of the queue have ended, or were given back."""
         with self._lock:
             self._taken.subtract(lines)
+            self._num_taken -= len(lines)
             for line in lines:
                 if not self._taken[line]:  # a segment is a free label, so there may be any number of lines
                     del self._taken[line]
 
 
+def num_soon(num_slots: int, num_running: int, decode_s: float | None) -> int:
+    """Jobs that the engine can start within `SOON_S`, while each takes about `decode_s`; None: that is not known."""
+    if decode_s is None:
+        return MOST_AHEAD
+    return max(0, num_slots - num_running) + math.ceil(num_slots * SOON_S / max(decode_s, SHORTEST_JOB_S))
+
+
 class ClaimedAhead(BoundedQueue[ClaimedJob]):
-    """Claimed jobs that the engine may start: `least`, or as many as were claimed within the last `AHEAD_S`.
+    """Claimed jobs that the engine may start: those that start soon, at most `least`, or as many as were claimed within
+    the last `AHEAD_S`.
 
     So claims follow the rate at which jobs start.
     """
@@ -377,13 +421,15 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
         self._claimed: deque[tuple[float, int]] = deque()
         self._num_claimed = 0
 
-    @property
-    def num_wanted(self) -> int:
-        """How many jobs to claim now; 0 while more than half of those that should be ready are."""
+    def num_wanted(self, num_soon: int) -> int:
+        """How many jobs to claim now; 0 while more than half of those that should be ready are.
+
+        `num_soon`: jobs that start soon. There should be no more than these, but for what was claimed just now.
+        """
         begin = self._clock() - AHEAD_S
         while self._claimed and self._claimed[0][0] < begin:
             self._num_claimed -= self._claimed.popleft()[1]
-        wanted = max(self._least, min(self._num_claimed, MOST_AHEAD))
+        wanted = max(min(self._least, num_soon), min(self._num_claimed, MOST_AHEAD))
         return wanted - len(self) if 2 * len(self) <= wanted and self.num_free else 0
 
     def count_claimed(self, num_jobs: int) -> None:
@@ -458,5 +504,6 @@ def open_feed(
         ready=ready,
         max_jobs=MAX_BUFFERED,
         max_bytes=base.max_bytes,
+        service=ServiceTimes(),
         prepare_decisions=deciding.first_reads.prepare,
     )

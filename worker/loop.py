@@ -371,6 +371,7 @@ class Worker:
         # Jobs whose server went away start again, before others.
         if again := [ours for job in stepped.interrupted if (ours := self._claim_again(job.claimed)) is not None]:
             self.feed.ready.put_back(again)
+        self.feed.served((job.claimed, generation) for job, generation in stepped.finished)
         for job, _ in stepped.finished:
             self._blame.worked(job.claimed.ready.prepared)
         now = self.now()

@@ -467,6 +467,8 @@ def _run_of(
         is_cut="length" in (generation.finish_reason, *(choice.finish_reason for choice in generation.choices)),
         num_texts=sampling.n,
         proposers=generation.proposers,
+        target=identity.target,
+        batch_id=job.batch_id,
     )
 
 

@@ -243,7 +243,7 @@ class RequestSteering:
             num_rounds, num_tokens = num_rounds - 1, num_tokens - 1
         else:
             # Where the server reports no more than the text, everything from its sending to its end is decoding.
-            decode_s = generation.device_s * max(1.0, served.num_beside) - (served.queue_s or 0.0)
+            decode_s = served.request_s - (served.queue_s or 0.0)
             prompt_s = None
         if (num_rounds and decode_s <= 0) or (not num_rounds and prompt_s is None):
             return None

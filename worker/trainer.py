@@ -43,9 +43,10 @@ from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.refreshes import Refresh, RefreshState, RefreshStore
+from alphaloop.store.workers import WorkerStore, targets_by_revision
 from worker.background import BackgroundThread
 from worker.training.capture import TakenPrompt, read_taken, refuse_few, take_prompts, write_prompts
-from worker.training.command import CommandAgain, CommandLimits, run_command
+from worker.training.command import CommandAgain, CommandLimits, run_command, run_hook
 from worker.training.judge import Verdict, verdict_of
 from worker.training.keep import KeptDrafts
 from worker.training.train import (
@@ -65,13 +66,30 @@ LEASE_S: Final = 30.0
 LOOK_S: Final = 2.0
 #: Before another attempt, where this one could not go on.
 AGAIN_AFTER: Final = timedelta(seconds=60)
-#: Of the scheduler of the operating system: jobs go before training.
+#: For the scheduler of the operating system: jobs go before training.
 _NICE: Final = 10
 _AWAY: Final = (StoreUnavailable, BrokerUnavailable, ContentStoreUnavailable)
 
 
 class Stopped(Exception):
     """The refresh was stopped between two steps: by a signal, because it is another's now, or because it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A refresh while this trainer has it."""
+
+    stop: threading.Event
+    lost: threading.Event
+    deadline: float  #: of training, by time.monotonic
+
+    def is_over(self) -> bool:
+        """Whether the trainer is asked to stop, or the attempt holds no more."""
+        return self.stop.is_set() or self.lost.is_set()
+
+    def should_stop(self) -> bool:
+        """The same, or time to train is up."""
+        return self.is_over() or time.monotonic() > self.deadline
 
 
 @dataclass(eq=False)
@@ -93,16 +111,16 @@ class Trainer:
     def run_once(self, now: datetime) -> bool:
         """Take a refresh and bring it to a trial or an end; False where there is none. Raises StoreError.
 
-        Capture → train, or have the command train → judge → keep → trial.
+        Capture → train, or have the command train → judge → keep → trial; with servers → the hook → kept.
         """
         self._forget_ended()
         refresh = self._store.lease(self.owner, now, LEASE_S)
         if refresh is None:
             return False
         log.info("training %s", refresh.drafter, extra={"action": "refresh_taken", "refresh": refresh.id})
-        with self._lease_kept(refresh) as should_stop:
+        with self._lease_kept(refresh) as held:
             try:
-                self._refresh(refresh, should_stop)
+                self._refresh(refresh, held)
             except Stopped:
                 if self.stop.is_set():
                     self._release(refresh, "the trainer was stopped", now=self.now())
@@ -116,17 +134,15 @@ class Trainer:
         self._forget_ended()
         return True
 
-    def _refresh(self, refresh: Refresh, should_stop: Callable[[], bool]) -> None:
+    def _refresh(self, refresh: Refresh, held: Held) -> None:
         """The stages. Raises Stopped, AlphaloopError."""
-        settings = self.settings
-        if settings.models.target.engine != "own":
-            raise ConfigError("expected a target that the worker decodes itself: servers load their own drafts")
-        if (ours := target_revision(settings)) != refresh.target_revision:
-            self._release(refresh, f"this trainer has the target {ours}", now=self.now() + AGAIN_AFTER)
+        settings, should_stop = self.settings, held.should_stop
+        if (other := self._other_target(refresh)) is not None:
+            self._release(refresh, f"this trainer has the target {other}", now=self.now() + AGAIN_AFTER)
             return
         work = self._folder / str(refresh.id)
         prompts = self._capture(refresh, work)
-        parent = open_parent(self._drafter(refresh), refresh.parent_draft_revision)
+        parent = open_parent(self._drafter(refresh), None if self._is_served else refresh.parent_draft_revision)
         name, out = self._candidate_name(refresh.drafter), work / "draft"
         trainee = Trainee(settings, name, parent, prompts, out, progress=_Progress(refresh.id), should_stop=should_stop)
         if settings.refresh.command:
@@ -145,7 +161,24 @@ class Trainer:
         if not verdict.is_better:
             self._end(refresh, RefreshState.REJECTED, f"nowhere better: {verdict.sentence()}", verdict)
             return
-        self._try(refresh, trainee, verdict, trained_on, judgement)
+        self._try(refresh, held, trainee, verdict, trained_on, judgement)
+
+    @property
+    def _is_served(self) -> bool:
+        """Whether servers decode the target, which load their drafts themselves."""
+        return self.settings.models.target.engine != "own"
+
+    def _other_target(self, refresh: Refresh) -> str | None:
+        """What this trainer has in place of the refresh's target; None where that is its own. Raises ModelError.
+
+        The revision of a server's model names no files, so a worker has to say which target it is of.
+        """
+        ours = self.settings.models.target.name
+        if self._is_served:
+            named = targets_by_revision(WorkerStore(self.database).seen())
+            return None if named.get(refresh.target_revision) == ours else ours
+        revision = target_revision(self.settings)
+        return None if revision == refresh.target_revision else revision
 
     def _capture(self, refresh: Refresh, work: Path) -> PromptFiles:
         """The prompts of this attempt: those of the attempt before, unless a job of theirs was erased since."""
@@ -192,12 +225,13 @@ class Trainer:
     def _try(
         self,
         refresh: Refresh,
+        held: Held,
         trainee: Trainee,
         verdict: Verdict,
         trained_on: str,
         judgement: Mapping[str, Any] | None,
     ) -> None:
-        """Keep the candidate, and have workers try it."""
+        """Keep the candidate, and have workers try it, or servers start with it. Raises Stopped."""
         revision = served_revision(trainee)
         location = self._kept.keep(trainee.out, revision)
         DraftRegistry(self.database).register_trained(
@@ -208,17 +242,40 @@ class Trainer:
             figures=judgement,
             parent_revision=refresh.parent_draft_revision,
         )
-        held = self._store.trial(
+        state, sentence = RefreshState.TRIAL, verdict.sentence()
+        if self._is_served:
+            state = RefreshState.KEPT
+            sentence = f"{self._hook(refresh, held, trainee.name, revision, location)}; {sentence}"
+        if self._store.trial(
             refresh.id,
             refresh.attempt,
             name=trainee.name,
             revision=revision,
             location=location,
             figures=verdict.figures(),
-            sentence=verdict.sentence(),
+            sentence=sentence,
+            state=state,
+        ):
+            facts = {"action": f"refresh_{state.value}", "refresh": refresh.id}
+            log.info("%s: %s", trainee.name, sentence, extra=facts)
+
+    def _hook(self, refresh: Refresh, held: Held, name: str, revision: str, location: str) -> str:
+        """Have the hook start servers with a draft; what became of it, in words. Raises Stopped."""
+        limits, folder = self.settings.refresh, location.removeprefix("file://")
+        no_trial = f"no trial, because servers load their drafts themselves: {name} lies in {folder}"
+        if not limits.hook:
+            return f"{no_trial}, and refresh.hook is not set"
+        ended = run_hook(
+            limits.hook,
+            [self.settings.models.target.name, name, revision, folder],
+            self._folder / str(refresh.id) / "hook",
+            CommandLimits(limits.max_hook_s, limits.max_command_bytes, limits.num_threads),
+            should_stop=held.is_over,
         )
-        if held:
-            log.info("%s is on trial", trainee.name, extra={"action": "refresh_trial", "refresh": refresh.id})
+        if ended is None:
+            raise Stopped
+        log.info("%s", ended, extra={"action": "refresh_hook", "refresh": refresh.id, "drafter": name})
+        return f"{no_trial}; {ended}"
 
     def _drafter(self, refresh: Refresh) -> HeadsDrafterSettings:
         """The settings of the parent, which is configured or a candidate that was kept. Raises AlphaloopError."""
@@ -242,8 +299,8 @@ class Trainer:
         return next(name for number in range(2, 2 + len(known) + 1) if (name := f"{base}-{number}") not in known)
 
     @contextmanager
-    def _lease_kept(self, refresh: Refresh) -> Iterator[Callable[[], bool]]:
-        """Renew the lease meanwhile; yields whether to stop: asked to, the attempt holds no more, or time is up."""
+    def _lease_kept(self, refresh: Refresh) -> Iterator[Held]:
+        """Renew the lease meanwhile."""
         lost = threading.Event()
         deadline = time.monotonic() + self.settings.refresh.max_training_s - refresh.device_s
 
@@ -257,7 +314,7 @@ class Trainer:
         thread = BackgroundThread("lease", renew, every_s=LEASE_S / 6, on_failure=lost.set)
         thread.start()
         try:
-            yield lambda: self.stop.is_set() or lost.is_set() or time.monotonic() > deadline
+            yield Held(self.stop, lost, deadline)
         finally:
             thread.end(LEASE_S)
 

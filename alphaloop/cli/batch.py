@@ -29,6 +29,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.database import Database, values_of
 from alphaloop.store.known_jobs import BatchStore, ListedBatch
+from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.wording import counts, how_many, moment_ahead, one_line, second, span, words
 
 _MAX_SHOWN: Final = 20
@@ -192,10 +193,13 @@ def _tell_status(
         note(one_line(f"{where}: {row.status}, {error.get('code')}: {field}{error.get('message')}"))
     if says_why and num_failed > len(counted.wrong):
         note(f"… and {num_failed - len(counted.wrong)} more; `alphaloop batch errors` has them all")
+    spent = SpendingStore(database, settings.prices).of_batches([batch.batch_id]).get(batch.batch_id)
+    currency = settings.prices.currency
     if as_json:
-        print_json(counted.as_json(batch.batch_id))
+        print_json({**counted.as_json(batch.batch_id), "spent": spent_as_json(spent, currency)})
     else:
-        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}"))
+        took = "" if spent is None else f"; {spent.in_words(currency)}"
+        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}{took}"))
     return num_failed
 
 

@@ -56,6 +56,7 @@ from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
 from alphaloop.store.known_jobs import known_jobs
+from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.wording import counts, how_many, json_text, moment_ago, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
@@ -82,11 +83,15 @@ def job(
     with open_database(settings) as database:
         names = (name for now in latest_jobs(database, job_id).values() for name in (*now.made_of, now.job_id))
         places = find_jobs(settings, database, list(dict.fromkeys(names)))
+        spent = SpendingStore(database, settings.prices).of_jobs([where.job_id for where in places])
+    currency = settings.prices.currency
     if as_json:
-        print_json([where.as_json() for where in places])
+        print_json([{**where.as_json(), "spent": spent_as_json(spent.get(where.job_id), currency)} for where in places])
     else:
         for where in places:
-            paragraph(one_line(f"{where.job_id}: {where.sentence()}"))
+            took = spent.get(where.job_id)
+            more = "" if took is None else f"; {took.in_words(currency)}"
+            paragraph(one_line(f"{where.job_id}: {where.sentence()}{more}"))
     if any(where.place is JobPlace.UNKNOWN for where in places):
         raise typer.Exit(1)
 

@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
 from alphaloop.batches.advancing import Advancing
-from alphaloop.console import batches, jobs, reports, tasks
+from alphaloop.console import batches, cost, jobs, reports, tasks
 from alphaloop.console.connections import Connection
 from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import Page, WrongRequest, address_of, respond, wants_json
@@ -59,6 +59,7 @@ VIEWS: Final[dict[str, View]] = {
     "/dead-letters": jobs.letters,
     "/dead-letter": jobs.letter,
     "/dead-letters/redrive": jobs.redrive,
+    "/cost": cost.cost,
     "/drift": reports.drift,
     "/drift/{event:int}": reports.drift_event,
     "/drafts": reports.drafts,
@@ -98,6 +99,7 @@ _PLACES: Final = (
     ("/jobs", "Jobs", "j"),
     ("/batches", "Batches", "b"),
     ("/dead-letters", "Dead letters", "l"),
+    ("/cost", "Cost", "c"),
     ("/drift", "Drift", "d"),
     ("/drafts", "Drafts", "f"),
     ("/reports", "Reports", "r"),

@@ -29,6 +29,7 @@ from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
 from alphaloop.store.known_jobs import BatchStore
+from alphaloop.store.spending import SpendingStore, spent_as_json
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def batch(sources: Sources, request: Request) -> Page:
     batch_id = named(request, "batch")
     known = BatchStore(sources.database).find(batch_id)
     reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, batch_id))
+    spent = SpendingStore(sources.database, sources.settings.prices).of_batches([batch_id]).get(batch_id)
     wrong = [] if reading.value is None else [row.as_wrong() for row in reading.value.wrong]
     # What a scheduler has counted is shown at once, and the requests without a text once they are read.
     now = Progress.of(known) if known is not None and known.status else reading.value
@@ -81,6 +83,7 @@ def batch(sources: Sources, request: Request) -> Page:
             "file": known and batch_as_json(known),
             "files": {part: _told(file) for part, file in files_of(batch_id, sources.database).items()},
             "batch": now and now.as_json(batch_id),
+            "spent": spent_as_json(spent, sources.settings.prices.currency),
             "wrong": wrong,
             "max_wrong": _MAX_ERRORS,
             "read_at": reading.read_at,
@@ -91,6 +94,7 @@ def batch(sources: Sources, request: Request) -> Page:
             "num_sent": text(request, "sent"),
             "may_act": sources.shows_texts,
             "num_open": now and now.num_open,
+            "took": spent and spent.in_words(sources.settings.prices.currency),
         },
         is_live=now is None or now.num_open > 0,
     )

@@ -28,6 +28,7 @@ from alphaloop.messages.dead_letter import is_reason
 from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
 from alphaloop.store.api import Deed, write_down
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
+from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.store.workers import not_served
 
 _PAGE_SIZE: Final = 50
@@ -98,6 +99,7 @@ def job(sources: Sources, request: Request) -> Page:
     where = elsewhere.value[0] if elsewhere and elsewhere.value else None
     is_running = known is not None and known.status == "running"
     result = _result(sources, known) if known is not None and not is_running else None
+    spent = SpendingStore(sources.database, sources.settings.prices).of_jobs([job_id]).get(job_id)
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
     so_far = None
     if known is not None and is_text_asked_for:
@@ -116,6 +118,7 @@ def job(sources: Sources, request: Request) -> Page:
         {
             "job_id": job_id,
             "job": known,
+            "spent": spent_as_json(spent, sources.settings.prices.currency),
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
             "where": where and where.as_json(),
@@ -130,6 +133,7 @@ def job(sources: Sources, request: Request) -> Page:
             and not known.owner
             and not_served(sources.settings.bindings, known.task, sources.workers()),
             "asked": text(request, "asked"),
+            "took": spent and spent.in_words(sources.settings.prices.currency),
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },

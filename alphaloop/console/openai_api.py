@@ -53,6 +53,7 @@ from alphaloop.store.api import (
     new_id,
 )
 from alphaloop.store.database import DatabaseClock
+from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.store.workers import WorkerStore, heard_lately
 
 log = logging.getLogger(__name__)
@@ -347,7 +348,7 @@ class OpenAIApi:
         most_open = self._sources.settings.console.max_open_batches
         self._refuse_beyond_limit(key.segment)
         deed = _deed(key, request, "batch_created", batch.id)
-        return JSONResponse(_batch_object(self._batches.add(batch, most_open=most_open, deed=deed)))
+        return JSONResponse(self._shown([self._batches.add(batch, most_open=most_open, deed=deed)])[0])
 
     def _refuse_beyond_limit(self, segment: str) -> None:
         """Refuse a batch of a segment of which as many requests wait as may."""
@@ -376,10 +377,10 @@ class OpenAIApi:
     def _list_batches(self, key: ApiKey, request: Request) -> Response:
         limit, after = _page_of(request, "batches")
         batches = self._batches.page(key.name, limit + 1, after=after)
-        return _list([_batch_object(batch) for batch in batches], limit)
+        return _list(self._shown(batches), limit)
 
     def _batch(self, key: ApiKey, request: Request) -> Response:
-        return JSONResponse(_batch_object(self._batches.find(key.name, _named(request, _BATCH_ID, "batch"))))
+        return JSONResponse(self._shown([self._batches.find(key.name, _named(request, _BATCH_ID, "batch"))])[0])
 
     def _cancel(self, key: ApiKey, request: Request) -> Response:
         batch_id = _named(request, _BATCH_ID, "batch")
@@ -388,7 +389,13 @@ class OpenAIApi:
             problem = f"Cannot cancel a batch with status '{batch.status}'."
             raise Refused(problem, status=409, code="batch_ended")
         self._advancing.wake()
-        return JSONResponse(_batch_object(batch))
+        return JSONResponse(self._shown([batch])[0])
+
+    def _shown(self, batches: Sequence[ApiBatch]) -> list[dict[str, Any]]:
+        """The objects of batches, with what their jobs have taken so far."""
+        prices = self._sources.settings.prices
+        spent = SpendingStore(self._sources.database, prices).of_batches([batch.id for batch in batches])
+        return [_batch_object(batch, spent_as_json(spent.get(batch.id), prices.currency)) for batch in batches]
 
     def _models(self, key: ApiKey, request: Request) -> Response:
         served = self._served()
@@ -592,7 +599,7 @@ def _file_object(file: ApiFile) -> dict[str, Any]:
     }
 
 
-def _batch_object(batch: ApiBatch) -> dict[str, Any]:
+def _batch_object(batch: ApiBatch, spent: dict[str, Any] | None) -> dict[str, Any]:
     moments = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     times = {f"{name}_at": getattr(batch, f"{name}_at") for name in moments}
     return {
@@ -612,6 +619,7 @@ def _batch_object(batch: ApiBatch) -> dict[str, Any]:
         "metadata": batch.metadata,
         "model": None,
         "usage": _usage(**batch.used) if batch.used else None,
+        "alphaloop": {"spent": spent},
     }
 
 

@@ -83,6 +83,18 @@ class TaskSpeedup(OfSlices):
         tokens_per_s = self.tokens_per_s
         return tokens_per_s / self.speedup.mean if tokens_per_s is not None and self.speedup is not None else None
 
+    @property
+    def saved_device_s(self) -> Interval | None:
+        """Device seconds that speculation saved in these slices; below 0 they were lost. None without a verdict.
+
+        The speculative rounds took their share of the device's time, seconds times sequences over the sequences of a
+        round; vanilla they would have taken the speed-up times as long.
+        """
+        if self.speedup is None or self.verdict is Verdict.NO_VERDICT_YET:
+            return None
+        spent_s = self.sequence_s / self.mean_running
+        return Interval(*(spent_s * (bound - 1) for bound in (self.speedup.mean, self.speedup.low, self.speedup.high)))
+
 
 def over_vanilla(slices: Iterable[Slice]) -> list[Slice]:
     """Those without the blocks whose control slices draft."""

@@ -30,6 +30,7 @@ from alphaloop.server_identity import SERVERS
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import (
+    UNFIT,
     AcceptanceStateStore,
     CostStore,
     CostSubject,
@@ -500,9 +501,7 @@ def serving(registry: DraftRegistry, settings: Settings, target_revision: str, a
 
 
 def _is_unfit(draft: DraftRevision | None, at: datetime) -> bool:
-    return (
-        draft is not None and draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
-    )
+    return draft is not None and draft.status in UNFIT and draft.status_changed_at <= at
 
 
 class _LastChoice:

@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
+from alphaloop.store.decision_inputs import UNFIT, DraftRegistry, DraftRevision
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore, is_trainer_missing
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import SeenWorker, heard_lately
@@ -43,7 +43,8 @@ class RefreshLine:
     ratio: float | None  #: after over stale, on the same texts
     low: float | None  #: of the 95 % interval of `ratio`
     high: float | None
-    trial: Mapping[str, Interval]  #: by task, how many times faster the candidate decodes than its parent, measured
+    trial: Mapping[str, Interval]  #: by task, how many times faster the candidate decodes than `over`, measured
+    over: str  #: the parent; `vanilla` where the parent is stale, so that nothing drafts with it
     candidate_name: str | None
     candidate_revision: str | None
     num_attempts: int
@@ -72,7 +73,7 @@ class RefreshLine:
         """Why it is in its state, what its trial has measured, and what it took so far."""
         trial = ", ".join(f"{task} {gain_in_words(gain)}" for task, gain in self.trial.items())
         took = f"{span(self.device_s)} of a trainer's time" if self.device_s >= 1 else ""
-        parts = self.sentence, f"measured over {self.drafter}: {trial}" if trial else "", took
+        parts = self.sentence, f"measured over {self.over}: {trial}" if trial else "", took
         return "; ".join(part for part in parts if part)
 
 
@@ -84,17 +85,19 @@ def refresh_lines(
     `models` say which drafters ask a candidate.
     """
     store, now = RefreshStore(database), DatabaseClock(database).now()
-    rivals = SwitchbackStore(database).rivals(now)
+    switchback = SwitchbackStore(database)
+    speedups = [*switchback.rivals(now), *switchback.over_vanilla(now)]
     known = store.all(None if within is None else now - within)
-    judged = [draft for draft in DraftRegistry(database).all() if draft.figures is not None]
-    drafts = {(draft.drafter, draft.draft_revision): draft for draft in judged}
+    drafts = DraftRegistry(database).all()
+    judged = {(draft.drafter, draft.draft_revision): draft for draft in drafts if draft.figures is not None}
+    unfit = {(draft.drafter, draft.draft_revision, draft.target_revision) for draft in drafts if draft.status in UNFIT}
     return [
         _line(
             refresh,
-            drafts.get((refresh.drafter, refresh.parent_draft_revision)),
+            judged.get((refresh.drafter, refresh.parent_draft_revision)),
             known,
             now,
-            {task: gain.speedup for task, gain in trial_gains(models, refresh, rivals).items()},
+            measured_gains(models, refresh, speedups, is_parent_unfit=refresh.parent in unfit),
         )
         for refresh in known
         if drafter in (None, refresh.drafter)
@@ -106,7 +109,7 @@ def _line(
     parent: DraftRevision | None,
     known: Sequence[Refresh],
     now: datetime,
-    trial: Mapping[str, Interval],
+    measured: MeasuredGains,
 ) -> RefreshLine:
     total: dict[str, Any] = (refresh.figures or {}).get("total", {})
     return RefreshLine(
@@ -123,7 +126,8 @@ def _line(
         ratio=total.get("ratio"),
         low=total.get("low"),
         high=total.get("high"),
-        trial=trial,
+        trial={task: gain.speedup for task, gain in measured.by_task.items()},
+        over=measured.over,
         candidate_name=refresh.candidate_name,
         candidate_revision=refresh.candidate_revision,
         num_attempts=refresh.attempt,
@@ -157,6 +161,24 @@ class TaskGain:
     sequence_s: float  #: seconds times sequences that it rests on
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredGains:
+    """What a trial has measured."""
+
+    over: str  #: what the candidate is compared with
+    by_task: Mapping[str, TaskGain]
+
+
+def measured_gains(
+    models: ModelSettings, refresh: Refresh, speedups: Sequence[TaskSpeedup], *, is_parent_unfit: bool
+) -> MeasuredGains:
+    """The gains of a candidate over its parent; over vanilla where the parent drafts nothing and was never compared."""
+    gains = trial_gains(models, refresh, speedups)
+    if gains or not is_parent_unfit:
+        return MeasuredGains(refresh.drafter, gains)
+    return MeasuredGains("vanilla", trial_gains(models, refresh, speedups, over_vanilla=True))
+
+
 def names_of(models: ModelSettings, refresh: Refresh) -> tuple[str, ...]:
     """The names of a refresh's candidate and of the hybrids that ask it, the candidate first."""
     return tuple(_parents(models, refresh)) or (refresh.candidate_name or "",)
@@ -171,11 +193,16 @@ def _parents(models: ModelSettings, refresh: Refresh) -> dict[str, str]:
     return {name: successor.parent for name, successor in succeeding.items()}
 
 
-def trial_gains(models: ModelSettings, refresh: Refresh, rivals: Iterable[TaskSpeedup]) -> dict[str, TaskGain]:
-    """By task, how many times faster the candidate of a refresh is than its parent, as far as that is measured."""
+def trial_gains(
+    models: ModelSettings, refresh: Refresh, speedups: Iterable[TaskSpeedup], *, over_vanilla: bool = False
+) -> dict[str, TaskGain]:
+    """By task, how many times faster the candidate of a refresh is than its parent, as far as that is measured.
+
+    With `over_vanilla`, than vanilla.
+    """
     parents = _parents(models, refresh)
     gains: dict[str, list[TaskGain]] = {}
-    for one in rivals:
+    for one in speedups:
         subject = one.subject
         if (
             one.speedup is None
@@ -186,7 +213,7 @@ def trial_gains(models: ModelSettings, refresh: Refresh, rivals: Iterable[TaskSp
         gain = one.speedup
         if parents.get(one.against) == subject.drafter:  # the parent decodes, and the candidate is its control
             gain = Interval(1 / gain.mean, 1 / gain.high, 1 / gain.low)
-        elif parents.get(subject.drafter) != one.against:
+        elif one.against != ("" if over_vanilla else parents.get(subject.drafter)) or subject.drafter not in parents:
             continue
         gains.setdefault(subject.task, []).append(TaskGain(gain, one.sequence_s))
     means = {task: (mean_gain(own), sum(gain.sequence_s for gain in own)) for task, own in gains.items()}

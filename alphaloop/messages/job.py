@@ -46,6 +46,8 @@ def _iso8601(value: object) -> object:
 #: An identifier from outside: printable ASCII without spaces, so that it is safe in keys, labels and SQL.
 Identifier = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 
+MAX_PRIORITY: Final = 100  #: of a job; the least is as far below 0
+
 #: A task: becomes part of topic names, so Kafka's alphabet without the dot that separates a topic's parts.
 TaskName = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
@@ -117,7 +119,10 @@ class Job(BaseModel):
         None, description="Customer tier or product: has its own share of the device, and may split a task's history."
     )
     priority: int = Field(
-        0, ge=-100, le=100, description="Jobs of a task with a higher priority start first; waiting raises it."
+        0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Jobs of a task with a higher priority start first; waiting raises it.",
     )
     deadline: Instant | None = Field(
         None, description="ISO 8601 with offset; a job that has not ended by then ends as expired, without a text."

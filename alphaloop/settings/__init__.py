@@ -12,6 +12,7 @@ from alphaloop.settings.load import (
     overridden as overridden,
 )
 from alphaloop.settings.models import ModelSettings as ModelSettings
+from alphaloop.settings.prices import PriceSettings as PriceSettings, RateSettings as RateSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings as ClaimCheckSettings,
     ConsoleSettings as ConsoleSettings,
@@ -21,7 +22,6 @@ from alphaloop.settings.processes import (
     PolicySettings as PolicySettings,
     PostgresSettings as PostgresSettings,
     RefreshSettings as RefreshSettings,
-    ReportSettings as ReportSettings,
     SchedulerSettings as SchedulerSettings,
     TracingSettings as TracingSettings,
     WorkerSettings as WorkerSettings,

@@ -26,6 +26,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.files import read_toml
 from alphaloop.messages.job import Label, TaskName
 from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.prices import PriceSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings,
     ConsoleSettings,
@@ -36,7 +37,6 @@ from alphaloop.settings.processes import (
     PolicySettings,
     PostgresSettings,
     RefreshSettings,
-    ReportSettings,
     SchedulerSettings,
     StartupSettings,
     TracingSettings,
@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
-    report: ReportSettings = ReportSettings()
+    prices: PriceSettings = PriceSettings()
     console: ConsoleSettings = ConsoleSettings()
     claim_check: ClaimCheckSettings = ClaimCheckSettings()
     refresh: RefreshSettings = RefreshSettings()

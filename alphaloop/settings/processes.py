@@ -395,6 +395,10 @@ class RefreshSettings(Section):
     max_command_bytes: int = Field(
         8 << 30, ge=1 << 20
     )  #: memory that the command may take, and as much again of files that it may write
+    hook: tuple[
+        str, ...
+    ] = ()  #: starts servers with a draft kept for them: called with TARGET DRAFTER REVISION FOLDER after its arguments
+    max_hook_s: float = Field(600.0, gt=0)  #: then the hook is ended
 
 
 class DraftsSettings(Section):
@@ -417,12 +421,3 @@ class TracingSettings(Section):
     endpoint: HttpUrl | None = (
         None  #: OTLP over HTTP, with its path: http://collector:4318/v1/traces; unset: no traces are made
     )
-
-
-class ReportSettings(Section):
-    """What a device costs. The same price holds for every device."""
-
-    device_cost_per_hour: float | None = Field(
-        None, gt=0
-    )  #: of one device; unset: the report shows device time and no cost
-    currency: str = Field("", max_length=12)  #: written after amounts: EUR

@@ -420,6 +420,10 @@ class DraftStatus(StrEnum):
     RETIRED = "retired"
 
 
+#: No traffic is decoded with a draft of these.
+UNFIT: Final = (DraftStatus.STALE, DraftStatus.RETIRED)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRevision:
     """One draft under one target."""
@@ -518,7 +522,7 @@ class DraftRegistry(Store):
         """The (drafter, draft revision) that may not serve this target: stale ones and retired ones."""
         drafts = draft_revisions.c
         query = select(drafts.drafter, drafts.draft_revision).where(
-            drafts.target_revision == target_revision, drafts.status.in_([DraftStatus.STALE, DraftStatus.RETIRED])
+            drafts.target_revision == target_revision, drafts.status.in_(UNFIT)
         )
         return {(drafter, revision) for drafter, revision in self._database.rows(query)}
 

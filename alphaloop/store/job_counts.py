@@ -90,6 +90,8 @@ class DecodeRun:
     is_cut: bool = False  #: whether a limit ended the text
     num_texts: int = 1  #: each with a prefill
     proposers: tuple[ProposerCounts, ...] = ()  #: as a generation's
+    target: str = ""  #: name of what decoded it
+    batch_id: str | None = None  #: the batch of its job
 
     @property
     def evidence(self) -> EvidenceSums:

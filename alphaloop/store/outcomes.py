@@ -245,6 +245,7 @@ _RUN_COLUMNS: Final = (
     *("purpose", "mode", "reason", "device", "proposers"),
     *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "is_cut", "batch_size", "num_texts"),
     *("queue_s", "time_to_first_token_s", "wall_s", "device_s"),
+    *("target", "batch_id"),
 )
 _EVIDENCE_COLUMNS: Final = (
     *_COUNTED,
@@ -283,7 +284,8 @@ class _Rows:
                 f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}\t{_proposers_field(run)}"
                 f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.is_cut}\t{run.batch_size}"
                 f"\t{run.num_texts}"
-                f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}\n"
+                f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}"
+                f"\t{self._how_of(run.target)}\t{_NULL if run.batch_id is None else self._how_of(run.batch_id)}\n"
             )
         for shadow in job.shadows:
             is_cut = _NULL if shadow.is_cut is None else shadow.is_cut

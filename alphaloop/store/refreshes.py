@@ -75,6 +75,11 @@ class Refresh:
     num_erased: int = 0  #: jobs that it was trained with and whose texts were erased since
 
     @property
+    def parent(self) -> tuple[str, str, str]:
+        """Drafter, draft revision and target revision of what is trained anew."""
+        return self.drafter, self.parent_draft_revision, self.target_revision
+
+    @property
     def is_open(self) -> bool:
         """Whether anything may still come of it."""
         return self.state in OPEN
@@ -143,10 +148,15 @@ class RefreshStore(Store):
         location: str,
         figures: Mapping[str, Any],
         sentence: str,
+        state: RefreshState = RefreshState.TRIAL,
     ) -> bool:
-        """The candidate is kept at `location`, and workers try it; whether the attempt still held."""
+        """The candidate's files are at `location`, and workers try it; whether the attempt still held.
+
+        `state` is `kept` where no worker can try it.
+        """
         given = {"id": refresh_id, "attempt": attempt, "name": name, "revision": revision, "location": location}
-        return self._database.change(_TRIAL, {**given, "figures": dict(figures), "sentence": sentence}) == 1
+        facts = {"figures": dict(figures), "sentence": sentence, "state": state}
+        return self._database.change(_TRIAL, given | facts) == 1
 
     def say(self, refresh_id: int, attempt: int, sentence: str) -> bool:
         """Say why the candidate on trial drafts nothing; whether it is on trial."""
@@ -253,7 +263,7 @@ _IS_LOADED: Final = """
         WHERE registered.drafter = candidate_name AND registered.draft_revision = candidate_revision
             AND registered.target_revision = refreshes.target_revision AND registered.status = 'retired'
     )"""
-#: Of the newest attempt, while the refresh is open and no trainer came after.
+#: The newest attempt, while the refresh is open and no trainer came after.
 _ATTEMPT: Final = "id = :id AND attempt = :attempt"
 _OPEN: Final = text(f"""
     INSERT INTO refreshes (drafter, target_revision, parent_draft_revision, reason, opened_at, changed_at)
@@ -304,7 +314,7 @@ _TAKE_PROMPTS: Final = text("""
     ON CONFLICT DO NOTHING RETURNING job_id
 """)
 _TRIAL: Final = text(f"""
-    UPDATE refreshes SET state = 'trial', candidate_name = :name, candidate_revision = :revision, location = :location,
+    UPDATE refreshes SET state = :state, candidate_name = :name, candidate_revision = :revision, location = :location,
         figures = :figures, sentence = :sentence, lease_owner = NULL, lease_expires_at = NULL, changed_at = now()
     WHERE {_ATTEMPT} AND state = 'training'
 """).bindparams(bindparam("figures", type_=JSONB))  # noqa: S608 - names of columns, no values
@@ -332,7 +342,7 @@ _NUM_JOBS: Final = text("""
     WHERE purpose = 'traffic' AND target_revision = :target_revision AND decoded_at > :since AND decoded_at <= :until
 """)
 _DEVICE_S: Final = text("SELECT coalesce(sum(device_s), 0) FROM refreshes WHERE changed_at >= :since")
-#: Of an erasure. `which` is a condition about `prompts`; none holds a value. What is open and judged on a job ends too.
+#: For an erasure. `which` is a condition about `prompts`; none holds a value. What is judged on a job and open ends.
 _HOLDING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
 _TAUGHT: Final = """EXISTS (
     SELECT FROM refresh_prompts AS prompts

@@ -94,11 +94,16 @@ class SwitchbackStore(Store):
         query = select(rival_speedups).where(rows.covers_to >= now - WINDOW).order_by(rows.covers_to.desc(), rows.task)
         return [_speedup(row, row.against) for row in self._database.rows(query)]
 
+    def over_vanilla(self, now: datetime) -> list[TaskSpeedup]:
+        """How many times faster drafters are than vanilla, every drafter of a task."""
+        rows = self._database.rows(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW))
+        return [_speedup(row) for row in rows]
+
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
         by_task: dict[str, list[TaskSpeedup]] = {}
-        for row in self._database.rows(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
-            by_task.setdefault(row.task, []).append(_speedup(row))
+        for one in self.over_vanilla(now):
+            by_task.setdefault(one.subject.task, []).append(one)
         return {task: shown for task, speedups in by_task.items() if (shown := shown_of(speedups)) is not None}
 
     def at(self, task: str, moment: datetime) -> TaskSpeedup | None:

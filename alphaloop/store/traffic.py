@@ -15,8 +15,8 @@ from typing import Any, Final
 from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
 from alphaloop.deciding.decision import Reason
-from alphaloop.measurements import DecodedJob, Stream, TaskSpend
-from alphaloop.messages import Mode, Purpose
+from alphaloop.measurements import DecodedJob, Stream
+from alphaloop.messages import Purpose
 from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.job_counts import SHADOW, sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
@@ -118,20 +118,15 @@ class TrafficStore(Store):
             )
             return connection.execute(newest_job).scalar_one() or hour
 
-    def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
-        """By task, what its traffic took in the hours that began in (since, until]."""
+    def num_tokens(self, since: datetime, until: datetime) -> dict[str, int]:
+        """By task, tokens that its traffic generated in the hours that began in (since, until]."""
         hours = acceptance_hourly.c
-        saved = func.sum(hours.num_tokens - hours.num_forced - hours.rounds).filter(hours.mode == Mode.SPECULATIVE)
-        sums = func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s), func.coalesce(saved, 0)
         query = (
-            select(hours.task, *sums)
+            select(hours.task, cast(func.sum(hours.num_tokens), BigInteger))
             .where(hours.bucket > since, hours.bucket <= until, *_is_traffic(hours))
             .group_by(hours.task)
         )
-        return {
-            task: TaskSpend(int(num_jobs), int(num_tokens), device_s, int(num_saved))
-            for task, num_jobs, num_tokens, device_s, num_saved in self._database.rows(query)
-        }
+        return {task: number for task, number in self._database.rows(query)}
 
     def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
         """Jobs of the task's traffic in the hours after that of `moment`."""

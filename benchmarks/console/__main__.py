@@ -33,7 +33,7 @@ from rich.table import Table
 from alphaloop.console.app import ConsoleServer
 from alphaloop.dead_letters.reading import DeadLetterFilter, newest_dead_letters
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.settings import Settings, load_settings
+from alphaloop.settings import PriceSettings, Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
@@ -48,7 +48,7 @@ from benchmarks.reporting import console, parser_of
 _FAR: Final = f"/batches?behind=batch&at={(datetime.now(UTC) - timedelta(days=5)).isoformat().replace('+', '%2B')}"
 PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", _FAR, "/dead-letters", "/drift"),
-    *("/drafts", "/reports"),
+    *("/drafts", "/reports", "/cost", "/cost?by=segment&since=7d"),
     # What is common, what is rare, and what is nowhere.
     *(
         "/jobs",
@@ -107,9 +107,14 @@ def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
     schema.upgrade(url)
     password = secrets.token_urlsafe()
     signed = settings.console.model_copy(update={"password": SecretStr(password), "http_port": 0})
-    settings = settings.model_copy(update={"console": signed})
+    prices = PriceSettings(per_hour=2.5, currency="EUR")
+    settings = settings.model_copy(update={"console": signed, "prices": prices})
     once = [sys.executable, "-m", "scheduler", "--profile", "local", "--data-dir", str(settings.data_dir), "once"]
-    servers = {"DATABASE_URL": url.get_secret_value(), "KAFKA_BOOTSTRAP_SERVERS": brokers}
+    servers = {
+        "DATABASE_URL": url.get_secret_value(),
+        "KAFKA_BOOTSTRAP_SERVERS": brokers,
+        "ALPHALOOP_PRICES": prices.model_dump_json(),
+    }
     with Database(url) as database:
         now = datetime.now(UTC)
         loads = fill(database, plans(num_tasks), now=now, has_drift=False)
@@ -142,6 +147,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
         "dead-letters": "/dead-letters",
         "dead-letter": f"/dead-letter?at={letter}",
         "redrive": "/dead-letters/redrive?task=code",
+        "cost": "/cost",
         "drift": "/drift",
         "drift-event": f"/drift/{event.id}",
         "drafts": "/drafts",

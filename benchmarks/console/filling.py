@@ -139,6 +139,7 @@ def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: i
         wall_s=wall_s,
         device_s=wall_s / RUNNING,
         decoded_at=at,
+        target=TARGET_NAME,
     )
 
 
@@ -309,7 +310,8 @@ def _slices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> Non
             begins = now - timedelta(minutes=30 * block + 5)
             for number, phase in enumerate((Phase.BETWEEN, Phase.BEFORE, Phase.CONTROL, Phase.AFTER)):
                 is_control = phase is Phase.CONTROL
-                num_rounds = 800 if phase is Phase.BETWEEN else 16
+                # Few, so that all of them together took less device time than the task's jobs.
+                num_rounds = 7 if phase is Phase.BETWEEN else 3
                 num = num_rounds * RUNNING
                 cost = 1.0 if is_control else 1.25 * rng.uniform(0.94, 1.06)
                 one = Slice(

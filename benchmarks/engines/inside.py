@@ -6,8 +6,8 @@ Each round plays the same jobs three times, in an order that is drawn, `--load` 
 their k (`--lengths code=3 chat=1`, else `--k`), all with k=0, and all with their k while the server runs the experiment
 over its own rounds (`--share` of their time is control). For each task: tokens a second of its own requests in the
 first over those in the second, with bounds by rounds, and what the third measured. They agree where the intervals
-overlap and each holds the other's middle or they differ by less than 3 %. A table goes to standard error. Last line:
-JSON. Exit status 1 where a task does not agree.
+overlap, or where they differ by less than 3 %. A table goes to standard error. Last line: JSON. Exit status 1 where a
+task does not agree.
 """
 
 from __future__ import annotations

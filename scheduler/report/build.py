@@ -15,15 +15,14 @@ from typing import Final
 
 from alphaloop.acceptance import Interval, consecutive_runs, share_interval
 from alphaloop.as_decoded import NextJob, percent
-from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
 from alphaloop.experiment.wording import judged
 from alphaloop.explaining.refreshing import RefreshLine
-from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
+from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from alphaloop.probe_plan import Measurement
-from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.decision_inputs import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
+from alphaloop.store.spending import Spending, SpentBy
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.wording import how_many
 from scheduler.counts import RunCounts
@@ -42,13 +41,16 @@ from scheduler.report.data import (
     ProbeLine,
     RefreshReport,
     RevisionMark,
+    SpentLine,
     TaskHistory,
     TaskLine,
 )
 
 STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
 MAX_POINTS: Final = 24
-_HOUR_S: Final = 3600.0
+MAX_OWNERS: Final = 10
+OWNERS: Final = (SpentBy.SEGMENT, SpentBy.KEY, SpentBy.BATCH)
+REPORTED: Final = (SpentBy.TASK, SpentBy.PURPOSE, *OWNERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,7 @@ class RunFindings:
     incidents: Sequence[KnownIncident]
     watched: Watched
     flagged: Flagged
-    spent: Mapping[str, TaskSpend]  #: by task, in the last day
-    prices: ReportSettings
+    spent: Mapping[SpentBy, Sequence[Spending]]  #: in the last day, by each of REPORTED, the most device time first
     refreshes: Sequence[RefreshLine]  #: open, or changed lately
 
     @property
@@ -78,7 +79,8 @@ class RunFindings:
 def build_report(run: RunFindings) -> DriftReport:
     """The report of one run."""
     counts, plan, incidents = run.counts, run.sent.plan, run.incidents
-    tasks = tuple(_task_line(run, task) for task in run.tasks)
+    spent = {row.name: row for row in run.spent[SpentBy.TASK]}
+    tasks = tuple(_task_line(run, task, spent.get(task)) for task in run.tasks)
     drift = tuple(DriftLine.of(event, event.content, event.subject) for event in run.events)
     draft_lines = tuple(map(DraftLine.of, run.drafts))
     return DriftReport(
@@ -99,6 +101,7 @@ def build_report(run: RunFindings) -> DriftReport:
         exactness=run.watched,
         drafts=draft_lines,
         refreshes=tuple(map(RefreshReport.of, run.refreshes)),
+        spending=tuple(SpentLine.of(spent, by=by) for by in OWNERS for spent in _named(run.spent[by])[:MAX_OWNERS]),
         history=_history(counts),
     )
 
@@ -113,7 +116,7 @@ def _probe_line(measurement: Measurement) -> ProbeLine:
     )
 
 
-def _task_line(run: RunFindings, task: str) -> TaskLine:
+def _task_line(run: RunFindings, task: str, spent: Spending | None) -> TaskLine:
     counts, figures = run.counts, run.figures.get(task) or TaskFigures(task)
     choice, measured = run.choices.get(task), run.measured.get(task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
@@ -139,9 +142,9 @@ def _task_line(run: RunFindings, task: str) -> TaskLine:
             "next_revisions": choice.revisions,
             "next_expected_low": choice.expected_low,
         }
-    seen["saved_device_s"] = saved = saved_device_s(measured)
-    if (spent := run.spent.get(task)) is not None:
-        seen |= {"num_saved_passes": spent.num_saved_passes, "cost": cost_line(spent, saved, run.prices)}
+    seen["saved_device_s"] = saved = None if measured is None else measured.saved_device_s
+    if spent is not None:
+        seen |= {"num_saved_passes": spent.num_saved_passes, "cost": cost_line(spent, saved)}
     return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
 
@@ -287,37 +290,24 @@ def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine
     return tuple(ExpectationLine.of(reliability(points), points=points) for points in by_drafter(pairs).values())
 
 
-def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
-    """Device seconds that speculation saved a task in the slices of its speed-up; below 0 they were lost.
+def cost_line(spent: Spending, saved_device_s: Interval | None) -> CostLine:
+    """The cost of a task's traffic. Amounts are null without a price, and where nothing was decoded.
 
-    The speculative rounds took their share of the device's time, seconds times sequences over the sequences of a
-    round; vanilla they would have taken the speed-up times as long. None without a verdict.
+    What was saved is priced as the task's jobs of the day were on average.
     """
-    if measured is None or measured.speedup is None or measured.verdict is Verdict.NO_VERDICT_YET:
-        return None
-    spent_s, speedup = measured.sequence_s / measured.mean_running, measured.speedup
-    return Interval(spent_s * (speedup.mean - 1), spent_s * (speedup.low - 1), spent_s * (speedup.high - 1))
-
-
-def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportSettings) -> CostLine:
-    """The cost of a task's traffic. Amounts are null without a price, and where nothing was decoded."""
-    price_per_s = None if prices.device_cost_per_hour is None else prices.device_cost_per_hour / _HOUR_S
-    cost = None if price_per_s is None else spent.device_s * price_per_s
-    saved = None
-    if price_per_s is not None and (seconds := saved_device_s) is not None:
-        saved = Interval(seconds.mean * price_per_s, seconds.low * price_per_s, seconds.high * price_per_s)
     return CostLine(
         num_jobs=spent.num_jobs,
         num_tokens=spent.num_tokens,
         device_s=round(spent.device_s, 3),
-        per_1000_jobs=_per(cost, spent.num_jobs, 1_000),
-        per_million_tokens=_per(cost, spent.num_tokens, 1_000_000),
-        saved=saved,
+        cost=spent.cost,
+        per_1000_jobs=spent.per(spent.num_jobs, 1_000),
+        per_million_tokens=spent.per(spent.num_tokens, 1_000_000),
+        saved=spent.cost_of(saved_device_s),
     )
 
 
-def _per(cost: float | None, num: int, of: int) -> float | None:
-    return cost / num * of if cost is not None and num else None
+def _named(rows: Iterable[Spending]) -> list[Spending]:
+    return [row for row in rows if row.name]
 
 
 def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:

@@ -13,6 +13,7 @@ from alphaloop.experiment.estimate import Verdict
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState, IncidentKind
 from alphaloop.store.refreshes import RefreshReason, RefreshState
+from alphaloop.store.spending import SpentBy
 from scheduler.causes import Cause
 from scheduler.probing import Watched
 
@@ -123,6 +124,7 @@ class CostLine(ReportPart):
     num_jobs: int = Field(description="Jobs that were decoded in the last day.")
     num_tokens: int = Field(description="Tokens that they generated.")
     device_s: float = Field(description="Device seconds that they took.")
+    cost: float | None = Field(None, description="What these cost; null without a price.")
     per_1000_jobs: float | None = Field(description="Cost of 1,000 such jobs; null without a price or a job.")
     per_million_tokens: float | None = Field(description="Cost of a million such tokens; null likewise.")
     saved: Interval | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
@@ -300,6 +302,17 @@ class Changes(ReportPart):
     lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
 
 
+class SpentLine(ReportPart):
+    """What the jobs of a segment, key or batch took in the last day."""
+
+    by: SpentBy
+    name: str
+    num_jobs: int
+    num_tokens: int
+    device_s: float
+    cost: float | None
+
+
 class GapLine(ReportPart):
     """A time in which no run ended well, so that nothing was tested and no probe was sent."""
 
@@ -327,8 +340,12 @@ class DriftReport(ReportPart):
     probe_budget_device_s: float = 0.0
     probe_spent_device_s: float = Field(0.0, description="Device seconds of probes and controls in the last day.")
     device_s: float = Field(0.0, description="Device seconds of all jobs in the last day.")
-    device_cost_per_hour: float | None = Field(None, description="The price of a device; null: not set.")
+    cost: float | None = Field(None, description="What these cost; null: no price is set.")
+    probe_cost: float | None = Field(None, description="Of it, that of probes and controls.")
     currency: str = Field("", description="Of all amounts.")
+    spending: tuple[SpentLine, ...] = Field(
+        (), description="By segment, key and batch: the ten of each with the most device time."
+    )
     gaps: tuple[GapLine, ...] = Field((), description="Without measurement, oldest first.")
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")

@@ -24,18 +24,18 @@ from alphaloop.files import replace_file
 from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
-from alphaloop.wording import how_many, minute, share, share_with_interval, words
+from alphaloop.wording import how_many, minute, money, share, share_with_interval, words
 from scheduler.report.data import DraftLine, DriftReport, ExpectationLine, IncidentLine, RefreshReport, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
     cost_of_jobs,
+    cost_of_owner,
     cost_saved,
     costs,
     freshness,
     gap_lines,
     measured_with,
-    money,
     none_sent,
     probe_spend,
     saved,
@@ -86,9 +86,10 @@ def render_text(report: DriftReport) -> str:
         chapter("Expected and measured speed-up", _items(pairs))
     if report.tasks:
         chapter("Saved by speculation", _items(f"{line.task}: {saved(line)}" for line in report.tasks))
-        priced = report.tasks if report.device_cost_per_hour is not None else ()
+        priced = report.tasks if report.cost is not None else ()
         jobs = (f"{line.task}: {cost_of_jobs(line, report.currency)}" for line in priced)
-        chapter("Cost", _items([cost_of_all(report), *jobs]))
+        owners = (cost_of_owner(line, report.currency) for line in report.spending)
+        chapter("Cost", _items([cost_of_all(report), *jobs, *owners]))
     if report.gaps:
         chapter("Not measured", _items(gap_lines(report)))
     chapter("Drift", _drift(report))

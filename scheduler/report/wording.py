@@ -10,10 +10,31 @@ from alphaloop.as_decoded import at_load
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.wording import draft_lengths, figure
 from alphaloop.measurements import DriftSubject
+from alphaloop.prices import NO_PRICE
 from alphaloop.store.drift import EventState, KnownIncident, PastState
 from alphaloop.store.workers import ServerLife
-from alphaloop.wording import acceptance_of, counted_apart, minute, span, words
-from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, TaskLine
+from alphaloop.wording import (
+    acceptance_of,
+    counted_apart,
+    how_many,
+    minute,
+    money,
+    money_with_interval,
+    one_line,
+    span,
+    spent,
+    words,
+)
+from scheduler.report.data import (
+    ChangeKind,
+    ChangeLine,
+    Changes,
+    DraftLine,
+    DriftLine,
+    DriftReport,
+    SpentLine,
+    TaskLine,
+)
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
@@ -50,12 +71,6 @@ def saved(line: TaskLine) -> str:
     return f"{time.mean:,.0f} s [{time.low:,.0f} {time.high:,.0f}] of device time, {passes}"
 
 
-def money(amount: float, currency: str) -> str:
-    """`1,234.50 EUR`; small amounts with two digits that say something."""
-    shown = f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else f"{amount:.2g}"
-    return f"{shown} {currency}".rstrip()
-
-
 def cost_of_jobs(line: TaskLine, currency: str) -> str:
     """What jobs of a task cost, and what speculation saved."""
     cost = line.cost
@@ -70,19 +85,23 @@ def cost_saved(line: TaskLine, currency: str) -> str:
     saved_money = line.cost.saved if line.cost is not None else None
     if saved_money is None:
         return "saved: not known"
-    low, high = (money(bound, "") for bound in (saved_money.low, saved_money.high))
-    return f"saved {money(saved_money.mean, currency)} [{low} {high}] in the last day"
+    return f"saved {money_with_interval(saved_money, currency)} in the last day"
+
+
+def cost_of_owner(line: SpentLine, currency: str) -> str:
+    """What jobs of a segment, key or batch took."""
+    took = spent(line.device_s, line.cost, currency)
+    return f"{line.by} {one_line(line.name)}: {how_many(line.num_jobs, 'job')}, {took}"
 
 
 def cost_of_all(report: DriftReport) -> str:
     """What all jobs of the last day cost, or why that is not known."""
-    price, currency = report.device_cost_per_hour, report.currency
-    if price is None:
-        return "Not set: report.device_cost_per_hour, the price of a device."
-    all_jobs, probes = (money(s * price / 3600, currency) for s in (report.device_s, report.probe_spent_device_s))
+    if report.cost is None or report.probe_cost is None:
+        return NO_PRICE
+    all_jobs, probes = (money(amount, report.currency) for amount in (report.cost, report.probe_cost))
     return (
-        f"All jobs of the last day took {report.device_s:,.0f} device seconds, at {money(price, currency)} an hour "
-        f"{all_jobs}, of which probes {probes}."
+        f"All jobs of the last day took {report.device_s:,.0f} device seconds, which cost {all_jobs}, of which probes "
+        f"{probes}."
     )
 
 

@@ -146,8 +146,7 @@ class TestDrift:
         history.decode_probe("p", "code", "lookup", 0.7, NOW - HOUR)
         history.traffic("code", 0.7, 1, NOW - 3 * DAY, MINUTE)
         streams = TrafficStore(database).streams(NOW - DAY, NOW, max_jobs=4)
-        spent = TrafficStore(database).spent(NOW - DAY, NOW)
-        assert {task: its.num_tokens for task, its in spent.items()} == {"code": 8 * 48, "sql": 48}
+        assert TrafficStore(database).num_tokens(NOW - DAY, NOW) == {"code": 8 * 48, "sql": 48}
         assert sorted((s.task, s.drafter, len(jobs)) for s, jobs in streams.items()) == [
             ("code", "", 2),
             ("code", "lookup", 4),

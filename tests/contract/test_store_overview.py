@@ -57,6 +57,7 @@ VIEWS = (
     "decision_log",
     "evidence_now",
     "failed_jobs",
+    "job_spending",
     "open_drift",
 )
 
@@ -81,6 +82,7 @@ def fill(database: Database, rng: random.Random) -> Database:
         *(decode_run(vanilla_counts(30), task="sql", mode=Mode.VANILLA, reason="no_history") for _ in range(4)),
     ]
     runs[0] = replace(runs[0], proposers=(ProposerCounts("lookup", (9, 6), (7, 4)), ProposerCounts("grammar", (), ())))
+    runs = [replace(run, batch_id="night") for run in runs]
     ids = [f"job-{number}" for number in range(len(runs))]
     failing = Failure(code="decode_failed", message="a step failed", hint="see the log")
     requests = [

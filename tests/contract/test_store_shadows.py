@@ -52,8 +52,8 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     assert (sums.texts, sums.output_tokens) == (0, 0), "the run counts for the length"
     assert (vanilla.texts, vanilla.output_tokens) == (5, 5 * NUM_OUTPUT)
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
-    spent = TrafficStore(database).spent(at - timedelta(days=1), at)["code"]
-    assert spent.num_tokens == NUM_OUTPUT * spent.num_jobs, "each text counts once"
+    num_tokens = TrafficStore(database).num_tokens(at - timedelta(days=1), at)["code"]
+    assert num_tokens == 5 * NUM_OUTPUT, "each text counts once"
     (now,) = recent_tasks(database, timedelta(days=1))
     assert (now.trials, now.measured) == (0, None)
     for nothing in ("decode_runs WHERE drafter <> ''", "task_alpha_now", "task_speedup_now"):

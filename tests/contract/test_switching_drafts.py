@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import finish, make_job
 from worker.servers.engine import ServerEngine
+from worker.servers.load import RequestKind
 
 ASKED = "alphaloop_num_draft_tokens"
 
@@ -32,10 +34,12 @@ def admit(
     purpose: str = "traffic",
     k: int = 4,
     temperature: float = 0.0,
+    model: str | None = None,
 ) -> None:
     mode = Mode.SPECULATIVE if drafter else Mode.VANILLA
     decision = Decision(mode, drafter, "vllm-0.32.0" if drafter else None, k if drafter else 0, reason, "test")
     job = make_job(f"write text number {number}", number).model_copy(update={"purpose": Purpose(purpose)})
+    job = job.model_copy(update={"body": job.body.model_copy(update={"model": model})})
     engine.admit(engine.prepare(job, Sampling(24, temperature, seed=0)), decision)
 
 
@@ -219,22 +223,34 @@ def test_a_server_that_obeys_no_more_switches_nothing_until_it_comes_back(
 
 
 @pytest.mark.parametrize("spoils", [True, False])
-def test_greedy_and_sampled_requests_never_meet_where_a_sampled_neighbour_spoils_greedy_texts(
-    caplog: pytest.LogCaptureFixture, spoils: bool
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize(
+    ("other", "fields", "shown"),
+    [
+        (RequestKind(is_sampled=True), {"temperature": 1.0}, "a sampled request; this worker sends it greedy and"),
+        (RequestKind(is_adapted=True), {"model": "sql"}, "a request of sql; this worker sends it requests with and"),
+    ],
+)
+def test_requests_never_meet_where_texts_are_other_ones_beside_such_a_neighbour(
+    caplog: pytest.LogCaptureFixture, other: RequestKind, fields: dict[str, Any], shown: str, drafts: bool, spoils: bool
 ) -> None:
-    server = switching(round_s=0.002)
-    server.spoils_beside_sampled = spoils
+    server = switching(round_s=0.002) if drafts else ServedEngine(FakeEngine(num_slots=4), round_s=0.002)
+    server.adapters = ("sql",)
+    drafter = "lookup" if drafts else None
+    if spoils:
+        server.spoils_beside = other
     with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
         server.bodies.clear()
         server.is_held = True
-        for number, temperature in enumerate((0.0, 1.0, 0.0, 1.0)):
-            admit(engine, number, "lookup", Reason.FASTER, temperature=temperature)
+        for number in range(4):
+            admit(engine, number, drafter, Reason.FASTER, **(fields if number % 2 else {}))
         while server.engine.load().num_running < (1 if spoils else 4):
             engine.step()
         server.is_held = False
         found = finish(engine)
     texts = {job_id: text.token_ids for job_id, text in found.items()}
-    assert [body["temperature"] for body in server.bodies] == [0.0, 1.0, 0.0, 1.0], "in their order"
+    kinds = [(body["temperature"] > 0) or body["model"] == "sql" for body in server.bodies]
+    assert kinds == [False, True, False, True], "in their order"
     with engine_over({"plain": ServedEngine(FakeEngine())}) as engine:
         for number in (0, 2):
             admit(engine, number, None, Reason.CONTROL)
@@ -243,13 +259,13 @@ def test_greedy_and_sampled_requests_never_meet_where_a_sampled_neighbour_spoils
     actions = [record.__dict__.get("action") for record in caplog.records]
     assert actions == ["greedy_texts_spoiled"] * spoils
     if spoils:
-        assert "endpoint both: 4 of 4 greedy texts were other ones beside a sampled request" in caplog.text
+        assert f"endpoint both: 4 of 4 greedy texts were other ones beside {shown}" in caplog.text
 
 
 def test_a_server_that_comes_back_is_tested_again_for_what_a_sampled_neighbour_does() -> None:
     server = switching(round_s=0.002)
     with engine_over({"both": server}) as engine:
-        server.answer, server.spoils_beside_sampled = _gone, True
+        server.answer, server.spoils_beside = _gone, RequestKind(is_sampled=True)
         admit(engine, 0, "lookup", Reason.FASTER)
         while engine.endpoints()[0].state != "down":
             engine.step()

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from sqlalchemy import text
 
 from alphaloop.kafka.topics import RESULTS
@@ -18,6 +20,7 @@ from alphaloop.messages import Body, Job, encode_job
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from benchmarks.engines.serve import ENVIRONMENT
+from tests.fixtures.drift import record_probes
 from tests.fixtures.worker import Client, by_id, until
 
 pytestmark = [
@@ -45,8 +48,16 @@ def source(smollm2_source: str) -> str:
     return str(load_weights(smollm2_source, None, "float32", find_device("cpu")).folder)
 
 
-def environment_of(settings: Settings, source: str) -> dict[str, str]:
-    """Of a worker that starts a vLLM over `source`."""
+LOOKUP: Final = {"lookup": {"max_draft_tokens": 4}}
+
+
+def environment_of(
+    settings: Settings,
+    source: str,
+    drafters: Mapping[str, Mapping[str, object]] = LOOKUP,
+    adapters: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Of a worker that starts a vLLM over `source`. `adapters`: name and folder."""
     target = {
         "ENGINE": "vllm",
         "NAME": "smollm2",
@@ -57,16 +68,43 @@ def environment_of(settings: Settings, source: str) -> dict[str, str]:
         "VLLM__MAX_NUM_SEQS": "4",
         "VLLM__GPU_MEMORY_UTILIZATION": "0.3",
         "VLLM__EXTRA_ARGS": json.dumps(["--enforce-eager"]),
+        "VLLM__LORA_MODULES": json.dumps(adapters or {}),
     }
     return {
         **ENVIRONMENT,
         **{f"ALPHALOOP_MODELS__TARGET__{name}": value for name, value in target.items()},
-        "ALPHALOOP_MODELS__DRAFTERS": '{"lookup": {"max_draft_tokens": 4}}',
+        "ALPHALOOP_MODELS__DRAFTERS": json.dumps(drafters),
         "ALPHALOOP_KAFKA__GROUP_ID": settings.kafka.group_id,
         "ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS": str(settings.kafka.session_timeout_ms),
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
         "ALPHALOOP_WORKER__LEASE_S": "5",
     }
+
+
+def random_adapter(folder: Path, *, hidden: int, num_layers: int) -> Path:
+    """An adapter that changes what each layer's attention asks for, in the files that vLLM loads."""
+    folder.mkdir()
+    rank = 8
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "",
+        "r": rank,
+        "lora_alpha": rank,
+        "target_modules": ["q_proj"],
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    shapes = {"A": (rank, hidden), "B": (hidden, rank)}
+    weights = {
+        name.format(layer, part): torch.randn(shape, generator=generator) * 0.1
+        for layer in range(num_layers)
+        for part, shape in shapes.items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
 
 
 def family(of: int) -> dict[int, str]:
@@ -95,14 +133,19 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def servers_of(settings: Settings) -> dict[str, str]:
+    """Where the processes find Kafka and PostgreSQL."""
+    assert settings.postgres.url is not None
+    return {
+        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
+        "DATABASE_URL": settings.postgres.url.get_secret_value(),
+    }
+
+
 def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_killed(
     worker_settings: Settings, processes: Any, database: Database, tmp_path: Path, source: str
 ) -> None:
-    assert worker_settings.postgres.url is not None
-    servers = {
-        "KAFKA_BOOTSTRAP_SERVERS": worker_settings.kafka.bootstrap_servers or "",
-        "DATABASE_URL": worker_settings.postgres.url.get_secret_value(),
-    }
+    servers = servers_of(worker_settings)
     environment = environment_of(worker_settings, source)
     (tmp_path / "again").mkdir()
     client, num_sent = Client(worker_settings), 0
@@ -174,3 +217,55 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
     assert Counter(result.status for result in results.values()) == {"succeeded": num_sent}
     num_runs = database.rows(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id"))
     assert {num for _, num in num_runs} == {1}
+
+
+def test_one_vllm_has_two_drafters_and_an_adapter_by_job(
+    worker_settings: Settings, processes: Any, database: Database, tmp_path: Path, source: str
+) -> None:
+    adapter = random_adapter(tmp_path / "adapter", hidden=576, num_layers=30)
+    drafters = {**LOOKUP, "small": {"method": "draft_model", "source": source, "max_draft_tokens": 2}}
+    environment = environment_of(worker_settings, source, drafters, {"noisy": str(adapter)})
+    worker = processes("worker", servers_of(worker_settings), **environment)
+    client = Client(worker_settings)
+
+    def message(name: str, prompt: str, model: str | None, **fields: object) -> tuple[str, bytes]:
+        body = {"prompt": prompt, "max_tokens": 48, "ignore_eos": True, "temperature": 0.0}
+        return "code", json.dumps({"job_id": name, **fields, "body": {**body, "model": model}}).encode()
+
+    ways: dict[str, dict[str, object]] = {
+        "vanilla": {"decoding": "vanilla"},
+        "lookup": {"purpose": "probe", "probe_drafter": "lookup", "probe_num_draft_tokens": 4},
+        "small": {"purpose": "probe", "probe_drafter": "small", "probe_num_draft_tokens": 2},
+    }
+    models = ("smollm2", "noisy")
+    messages = [
+        message(f"{model}-{way}-{number}", prompt, model, **fields)
+        for model in models
+        for way, fields in ways.items()
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    worker.event("worker_ready")
+    record_probes(database, messages)
+    client.send("code", [value for _, value in messages])
+    results = by_id(client.read([RESULTS], lambda records: len(by_id(records)) == len(messages)))
+    texts = {
+        model: {way: [results[f"{model}-{way}-{number}"].text for number in range(len(PROMPTS))] for way in ways}
+        for model in models
+    }
+    for model in models:
+        assert texts[model]["lookup"] == texts[model]["small"] == texts[model]["vanilla"]
+    assert texts["noisy"]["vanilla"] != texts["smollm2"]["vanilla"]
+    runs = text("SELECT job_id, drafter, num_draft_tokens, proposed, trials, accepts, target_revision FROM decode_runs")
+    revisions: dict[str, set[str]] = {model: set() for model in models}
+    num_proposed: Counter[str] = Counter()
+    for job_id, drafter, k, proposed, trials, accepts, revision in database.rows(runs):
+        model, way, _ = job_id.split("-")
+        revisions[model].add(revision)
+        num_proposed[way] += sum(proposed)
+        assert (drafter or "vanilla", k) == (way, {"vanilla": 0, "lookup": 4, "small": 2}[way])
+        assert len(proposed) <= k
+        if (model, way) == ("smollm2", "small"):
+            assert list(accepts) == list(trials), "the target is its own draft"
+    assert {way for way in ways if num_proposed[way]} == {"lookup", "small"}
+    assert [len(revisions[model]) for model in models] == [1, 1]
+    assert revisions["smollm2"] != revisions["noisy"]

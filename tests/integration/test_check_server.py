@@ -26,6 +26,7 @@ from tests.fixtures.inference_server import (
     whole,
 )
 from tests.fixtures.server_replies import openai, streamed
+from worker.servers.load import RequestKind
 
 MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}
 
@@ -245,7 +246,7 @@ SPOILED = (
             ("ok", SAME),
         ),
         ({"obeys": False}, False, ("ok", "every request is drafted for"), ("ok", SAME)),
-        ({"spoils_beside_sampled": True}, True, ("ok", FOLLOWED), ("warning", SPOILED)),
+        ({"spoils_beside": RequestKind(is_sampled=True)}, True, ("ok", FOLLOWED), ("warning", SPOILED)),
         (
             {"miscounts": 1},
             True,

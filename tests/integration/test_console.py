@@ -50,7 +50,7 @@ NASTY = reports.NASTY
 SECRET_TEXT = "the text of a caller"
 PATHS = (
     *("/", "/tasks", "/tasks/code", "/jobs", "/job?id=j-1", "/batches", "/dead-letters", "/drift", "/drift/1"),
-    *("/drafts", "/reports"),
+    *("/drafts", "/reports", "/cost"),
 )
 
 

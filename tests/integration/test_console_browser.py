@@ -49,7 +49,7 @@ def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, databas
     (event,) = DriftEventStore(database).open_events()
     for is_phone_in_the_dark in (False, True):
         with opened(browser, is_phone=is_phone_in_the_dark, is_dark=is_phone_in_the_dark) as page:
-            for path in ("/", "/tasks", "/tasks/code", "/tasks/extraction"):
+            for path in ("/", "/tasks", "/tasks/code", "/tasks/extraction", "/cost"):
                 settle(page, visitor.url + path)
             for path in (
                 *(
@@ -62,7 +62,7 @@ def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, databas
                     "/drift",
                     f"/drift/{event.id}",
                 ),
-                *("/drafts", "/reports", "/report"),
+                *("/drafts", "/reports", "/report", "/cost"),
             ):
                 page.goto(visitor.url + path)
                 assert overhang(page) == 0, path

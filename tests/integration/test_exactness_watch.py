@@ -20,6 +20,7 @@ from tests.fixtures.publishing import delivery, validation
 from tests.integration.test_scored_probes import carry_out
 from tests.stories.faults import Dropped, Faults, inject
 from worker.claims import ClaimedJob
+from worker.servers.load import RequestKind
 
 pytestmark = pytest.mark.postgres
 
@@ -105,7 +106,9 @@ def test_a_server_that_spoils_greedy_texts_beside_sampled_ones_is_an_incident(da
     )
     with engine_over({"plain": server, "drafting": drafting}) as engine:
         drafting.bodies.clear()
-        drafting.spoils_beside_sampled = spoils  # since its start, with which the worker would keep both apart
+        drafting.spoils_beside = RequestKind(
+            is_sampled=spoils
+        )  # since its start, with which the worker would keep both apart
         for position in range(8):
             for purpose in ("control", "probe"):
                 drafter, k = ("lookup", 3) if purpose == "probe" else (None, None)

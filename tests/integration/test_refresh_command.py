@@ -1,4 +1,4 @@
-"""`[refresh] command`: what a command may do, and what it is ended or refused for."""
+"""`[refresh] command` and `hook`: what they may do, and what they are ended or refused for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.training.heads import SequentialHeadsInTraining
 from engine.training.recipe import Recipe
 from engine.training.rivals import judge_rivals
 from worker.commands import TrainingEvents
-from worker.training.command import CommandAgain, CommandFailed, CommandLimits, run_command
+from worker.training.command import CommandAgain, CommandFailed, CommandLimits, run_command, run_hook
 
 LIMITS: Final = CommandLimits(seconds=60.0, max_bytes=256 << 20, num_threads=1)
 GOOD: Final = """
@@ -110,6 +110,7 @@ def test_it_finds_nothing_of_alphaloops_environment(work: Path, monkeypatch: pyt
             "the command ended with code 3: diverged",
         ),
         ("os.kill(os.getpid(), 9)", "the command ended with code 137: no word"),
+        ("print('a\\0b', end=''); sys.exit(1)", r"the command ended with code 1: a\x00b"),
     ],
 )  # fmt: skip
 def test_what_it_leaves_is_refused_with_the_reason(work: Path, left: str, why: str) -> None:
@@ -188,6 +189,81 @@ def test_one_that_takes_too_much_is_ended(work: Path, code: str, what: str) -> N
     with pytest.raises(CommandFailed) as failed:
         run(work, f"import sys, time\n{code}\n")
     assert f"expected at most {LIMITS.max_bytes} bytes of {what}, found" in failed.value.message
+
+
+FACTS: Final = ("tiny", "heads-2", "h2", "/drafts/h2")
+
+
+def hooked(
+    work: Path, code: str, *, seconds: float = 60.0, should_stop: Callable[[], bool] = lambda: False
+) -> str | None:
+    script = work.parent / "hook.py"
+    script.write_text(f"import os, signal, subprocess, sys, time\n{code}\n")
+    limits = CommandLimits(seconds, LIMITS.max_bytes, 1)
+    return run_hook([sys.executable, str(script), "--now"], FACTS, work, limits, should_stop=should_stop)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print(*sys.argv[1:])", "code 0: --now tiny heads-2 h2 /drafts/h2"),
+        ("print('a\\n\\nb\\nc\\nd', end=''); sys.exit(3)", "code 3: b / c / d"),
+        ("sys.exit('no server there')", "code 1: no server there"),
+        ("print('a\\x1b[2J\\0\\u202e')", r"code 0: a\x1b[2J\x00\u202e"),
+        ("sys.stdout.buffer.write(b'\\xff' * 1000)", "code 0: " + "\ufffd" * 300),
+        ("pass", "code 0: no word"),
+        ("os.kill(os.getpid(), 9)", "code 137: no word"),
+    ],
+)
+def test_a_hook_gets_four_facts_and_its_end_is_said(work: Path, code: str, said: str) -> None:
+    assert hooked(work, code) == f"the hook ended with {said}"
+
+
+def test_a_hook_finds_nothing_of_alphaloops_environment(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "planted-secret")
+    assert hooked(work, "print('planted-secret' in str(os.environ), os.getcwd())") == (
+        f"the hook ended with code 0: False {work}"
+    )
+
+
+SLEEPS: Final = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("pid.part", "w").write(str(below.pid))
+os.rename("pid.part", "pid")
+time.sleep(600)
+"""
+
+
+def test_a_hook_that_hangs_is_ended_with_all_that_it_started(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.training.command._GRACE_S", 0.2)
+    assert hooked(work, SLEEPS, seconds=3.0) == "the hook was ended after 3 s, the longest that it may take"
+    assert not is_running(int((work / "pid").read_text()))
+
+
+def test_a_stop_ends_a_hook(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.training.command._GRACE_S", 0.2)
+    assert hooked(work, SLEEPS, should_stop=(work / "pid").exists) is None
+    assert not is_running(int((work / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("open('x', 'wb').truncate(10 << 30); time.sleep(600)", "files"),
+        ("while True: print('x' * 10000)", "files"),
+        ("held = bytearray(b'x') * (600 << 20); time.sleep(600)", "memory"),
+    ],
+)
+def test_a_hook_that_takes_too_much_is_ended(work: Path, code: str, what: str) -> None:
+    said = hooked(work, code) or ""
+    assert said.startswith(f"the hook was ended: expected at most {LIMITS.max_bytes} bytes of {what}, found ")
+
+
+def test_a_hook_that_is_not_there_is_said(work: Path) -> None:
+    said = run_hook(["/no/such/program"], FACTS, work, LIMITS, should_stop=lambda: False)
+    assert said is not None
+    assert said.startswith("the hook could not be run")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probe_plan import ProbePlanner, Why
-from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
+from alphaloop.settings import PriceSettings, SchedulerSettings, Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
@@ -46,12 +46,12 @@ def outbox() -> Sender:
 
 @pytest.fixture
 def make(database: Database, outbox: Sender, tmp_path: Path) -> Make:
-    def build(prices: ReportSettings | None = None, **settings: object) -> Scheduler:
+    def build(prices: PriceSettings | None = None, **settings: object) -> Scheduler:
         given = Settings(
             data_dir=tmp_path,
             tasks={"code": TaskSettings(), "sql": TaskSettings()},
             scheduler=SchedulerSettings.model_validate(settings),
-            report=prices or ReportSettings(),
+            prices=prices or PriceSettings(),
         )
         return scheduler_of(database, given, outbox)
 
@@ -173,7 +173,7 @@ def test_what_jobs_cost_and_save_comes_from_what_is_stored(make: Make, database:
     history.vanilla("sql", 10, start, MINUTE)
     history.decode_probe("probe", "code", "lookup", 0.8, start)
     slices.add(block_rows(subject("code"), start, 12))
-    make(prices=ReportSettings(device_cost_per_hour=7.2, currency="EUR")).run_once(NOW)
+    make(prices=PriceSettings(per_hour=7.2, currency="EUR")).run_once(NOW)
     stored = ReportStore(database).latest()
     sums = (func.sum(column).label(column.name) for column in (runs.num_tokens, runs.device_s))
     grouped = select(runs.task, runs.purpose, func.count().label("jobs"), *sums).group_by(runs.task, runs.purpose)
@@ -192,6 +192,9 @@ def test_what_jobs_cost_and_save_comes_from_what_is_stored(make: Make, database:
     by_task = sum(line["cost"]["device_s"] for line in stored.content["tasks"])
     assert stored.content["probe_spent_device_s"] > 0
     assert by_task + stored.content["probe_spent_device_s"] == pytest.approx(stored.content["device_s"], abs=0.01)
+    assert stored.content["cost"] == pytest.approx(stored.content["device_s"] * 0.002, abs=1e-5)
+    assert stored.content["probe_cost"] == pytest.approx(stored.content["probe_spent_device_s"] * 0.002, abs=1e-5)
+    assert code["cost"]["saved"]["low"] == pytest.approx(code["saved_device_s"]["low"] * 0.002)
     assert "EUR per million tokens" in stored.text
 
 

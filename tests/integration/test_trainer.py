@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from alphaloop.explaining.refreshing import refresh_lines
 from alphaloop.probes import new_probe_set
 from alphaloop.settings import ModelSettings, Settings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.settings.models import HeadsDrafterSettings, TargetSettings
 from alphaloop.settings.processes import RefreshSettings
 from alphaloop.store.api import Deed
@@ -25,7 +28,9 @@ from alphaloop.store.housekeeping import EraseStore, Erasure
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore
+from alphaloop.store.workers import WorkerLoad, WorkerStore
 from engine.models import find_weights
+from tests.fixtures.deciding import SETUP
 from tests.fixtures.heads import noisy_heads
 from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Client, until
@@ -289,3 +294,78 @@ def test_a_candidate_that_is_nowhere_better_is_rejected(
     assert refresh.figures is not None
     assert refresh.figures["total"]["ratio"] == 1
     assert DraftRegistry(database).all() == []
+
+
+SERVED: Final = "answers-1"  # the revision of the target by the answers of its servers
+
+
+def with_servers(settings: Settings, database: Database, *, target: str = "tiny") -> Settings:
+    """The same target, decoded by servers that draft with its heads, and a worker that sends jobs there."""
+    models = settings.models
+    served = models.target.model_copy(update={"engine": "server"})
+    endpoint = EndpointSettings(kind="vllm", url="http://gpu-1:8000/v1", drafter="heads", num_draft_tokens=4)
+    drafters = (models.drafters["heads"].state("heads", "vllm-0.32.0"),)
+    setup = replace(SETUP, drafters=drafters, facts=replace(SETUP.facts, target_revision=SERVED))
+    WorkerStore(database).say(WorkerLoad("w", "servers", target, 1, 0, 0, {}, setup=setup))
+    RefreshStore(database).open(
+        "heads", SERVED, "vllm-0.32.0", RefreshReason.BY_HAND, DatabaseClock(database).measure()
+    )
+    models = ModelSettings(target=served, drafters=models.drafters, endpoints={"gpu": endpoint})
+    return settings.model_copy(update={"models": models})
+
+
+def test_what_servers_would_draft_with_is_kept_and_the_hook_is_called(
+    settings: Settings, database: Database, traffic: Sequence[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (hook := tmp_path / "hook.py").write_text("import sys\nprint(*sys.argv[1:])\nsys.exit('gpu-1 does not answer')\n")
+    settings = refreshing(with_servers(settings, database), hook=(sys.executable, str(hook)))
+    with caplog.at_level(logging.INFO, "worker.trainer"):
+        refresh = trained(settings, database)
+    assert refresh.state is RefreshState.KEPT, refresh.sentence
+    folder = KeptDrafts(settings).fetch(refresh.location or "")
+    assert find_weights(str(folder)).revision == refresh.candidate_revision
+    said = f"the hook ended with code 1: tiny heads-2 {refresh.candidate_revision} {folder} / gpu-1 does not answer"
+    assert refresh.sentence.startswith(
+        f"no trial, because servers load their drafts themselves: heads-2 lies in {folder}; {said}; "
+    )
+    assert "tokens a round" in refresh.sentence
+    assert refresh.figures is not None
+    (line,) = refresh_lines(database, settings.models, drafter="heads")
+    assert line.in_words.startswith(refresh.sentence), "every screen has it"
+    (event,) = [record for record in caplog.records if record.__dict__.get("action") == "refresh_hook"]
+    assert (event.getMessage(), event.__dict__["drafter"]) == (said, "heads-2")
+    assert not any((settings.data_dir / "refreshes").iterdir())
+
+
+def test_without_a_hook_a_refresh_says_where_the_draft_of_a_server_lies(
+    settings: Settings, database: Database, traffic: Sequence[str]
+) -> None:
+    settings = with_servers(settings, database)
+    refresh = trained(settings, database)
+    assert refresh.state is RefreshState.KEPT, refresh.sentence
+    folder = settings.data_dir / "drafts" / (refresh.candidate_revision or "")
+    assert f"heads-2 lies in {folder}, and refresh.hook is not set; " in refresh.sentence
+
+
+def test_a_trainer_leaves_refreshes_of_other_servers_to_others(
+    settings: Settings, database: Database, traffic: Sequence[str]
+) -> None:
+    refresh = trained(with_servers(settings, database, target="another"), database)
+    assert (refresh.state, refresh.sentence) == (RefreshState.WAITING, "this trainer has the target tiny")
+
+
+def test_a_stop_while_the_hook_runs_gives_the_refresh_back(
+    settings: Settings, database: Database, traffic: Sequence[str], tmp_path: Path
+) -> None:
+    begun, stop = tmp_path / "begun", threading.Event()
+    code = f"open({str(begun)!r}, 'w').close()\nimport time\ntime.sleep(600)\n"
+    (hook := tmp_path / "hook.py").write_text(code)
+    settings = refreshing(with_servers(settings, database), hook=(sys.executable, str(hook)))
+    trainer = threading.Thread(target=trained, args=(settings, database, stop), daemon=True)
+    trainer.start()
+    until(begun.exists, "the hook runs", 60.0)
+    stop.set()
+    trainer.join(60)
+    assert not trainer.is_alive()
+    (refresh,) = RefreshStore(database).of("heads")
+    assert (refresh.state, refresh.candidate_name) == (RefreshState.WAITING, None)

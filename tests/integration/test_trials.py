@@ -197,7 +197,9 @@ def test_a_decided_trial_ends_and_workers_follow(
 def with_choices(choices: Mapping[str, str | None]) -> Callable[..., Any]:
     from scheduler.refreshing import ended_trials
 
-    return lambda models, known, rivals, decided, num_jobs: ended_trials(models, known, rivals, choices, num_jobs)
+    return lambda models, known, statuses, speedups, decided, num_jobs: ended_trials(
+        models, known, statuses, speedups, choices, num_jobs
+    )
 
 
 @pytest.mark.usefixtures("looks_often")

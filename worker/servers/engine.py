@@ -61,7 +61,8 @@ from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import NamedServers, ask_identity, name_servers
-from worker.servers.obedience import Obedience, obedience_of, spoiled_sentence
+from worker.servers.load import NEITHER, RequestKind
+from worker.servers.obedience import Obedience, obedience_of
 from worker.servers.request_body import Measured
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
 from worker.servers.step_timing import PART_OF_PASS_MS, StepTiming, reports_steps
@@ -206,6 +207,7 @@ class ServerEngine(Engine):
             prepared,
             drafter=decision.drafter,
             is_bound=decision.reason in _BOUND and not of_route <= barred,
+            is_adapted=model is not None,
             admitted_at=time.perf_counter(),
             num_draft_tokens=decision.num_draft_tokens if decision.drafter is not None else None,
             measured=self._measured(prepared, decision),
@@ -408,7 +410,7 @@ class _Started:
     """What follows from how a server was started."""
 
     switches_drafts: bool = False  #: set, and not refuted by test texts
-    spoils: bool = False  #: whether greedy texts are other ones beside a sampled one
+    keeps_apart: RequestKind = NEITHER  #: beside what its texts are other ones
     times_steps: bool = False  #: whether it reports the times of its steps
     lacking: frozenset[Feature] = frozenset()  #: features of its kind that it does not serve
 
@@ -424,8 +426,10 @@ async def _started(
     async def ask(name: str) -> _Started:
         settings = models.endpoints[name]
         endpoint = settings.model_copy(update={"model": known[name].model})
-        async with ServerClient(endpoint, context_length=known[name].context_length) as client:
-            obedience = await _obedience_of(name, client) if settings.drafter is not None else Obedience()
+        adapters = frozenset(known[name].adapters)
+        async with ServerClient(endpoint, context_length=known[name].context_length, adapters=adapters) as client:
+            is_tested = settings.drafter is not None or adapters
+            obedience = await _obedience_of(name, client) if is_tested else Obedience()
             try:
                 lacking = await ask_lacking(client)
             except ServerError as error:
@@ -436,7 +440,7 @@ async def _started(
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        return _Started(switches_drafts, obedience.spoiled is not None, times_steps, frozenset(lacking))
+        return _Started(switches_drafts, obedience.keeps_apart, times_steps, frozenset(lacking))
 
     started = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
     endpoints = {
@@ -470,9 +474,8 @@ async def _obedience_of(name: str, client: ServerClient) -> Obedience:
         effect = "all its requests are drafted for, until the worker starts again"
         extra = {"action": "drafts_not_switched", "endpoint": name}
         log.error("endpoint %s cannot switch drafts: %s; %s", name, obedience.fault, effect, extra=extra)
-    if obedience.spoiled is not None:
-        extra = {"action": "greedy_texts_spoiled", "endpoint": name}
-        log.error("%s", spoiled_sentence(name, obedience.spoiled), extra=extra)
+    for warning in obedience.warnings(name):
+        log.error("%s", warning, extra={"action": "greedy_texts_spoiled", "endpoint": name})
     return obedience
 
 
@@ -513,7 +516,7 @@ def _server(
         context_length=length,
         adapters=frozenset(known.adapters) if known else frozenset(),
         lacking=started.lacking,
-        spoils=started.spoils,
+        keeps_apart=started.keeps_apart,
         times_steps=started.times_steps,
     )
 

@@ -54,7 +54,7 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from worker.servers.fleet_member import JOBS_FAULT, InferenceServer, Member, is_gone
-from worker.servers.load import Flight, Landing, LoadSums
+from worker.servers.load import NEITHER, Flight, Landing, LoadSums, RequestKind
 
 _NEITHERS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)
 #: Said by a server about one request; what is lost on the way may have had other causes.
@@ -369,15 +369,15 @@ class Fleet:
         avoid: Collection[str] = (),
         barred: Collection[str] = (),
         alone: bool = False,
-        is_sampled: bool = False,
+        kind: RequestKind = NEITHER,
     ) -> str | None:
         """The endpoint for a request of a route: the least loaded that has room; None: wait, and ask again.
 
         A request that is not bound goes to another route where its own has no room, and so does one whose route no
         endpoint has any more. While a bound one waits, it takes no place where that one may go. Endpoints in `avoid`
         get a request only where no other is open, and those in `barred` never. `alone`: the endpoint has nothing in
-        flight, and takes nothing else until the request has ended. `is_sampled`: where greedy texts are spoiled beside
-        sampled ones, it waits until no greedy request is in flight, and a greedy one the other way round.
+        flight, and takes nothing else until the request has ended. `kind`: where texts are other ones beside such a
+        request, it waits until no request of another kind is in flight, and those wait for its end.
 
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.
@@ -392,11 +392,11 @@ class Fleet:
         for member in usable:
             member.is_wanted |= member.is_kept
         usable = [member for member in usable if not member.is_kept]
-        apart = [member for member in usable if not member.may_join(is_sampled)]
+        apart = [member for member in usable if not member.may_join(kind)]
         name = self._of_usable(drafter, [member for member in usable if member not in apart], is_bound=is_bound)
         if name is None:
             for member in apart:
-                member.wait_for_turn(is_sampled)
+                member.wait_for_turn(kind)
         return name
 
     def _of_usable(self, drafter: str | None, usable: Sequence[Member], *, is_bound: bool) -> str | None:
@@ -434,7 +434,7 @@ class Fleet:
         drafter: str | None = None,
         num_draft_tokens: int | None = None,
         alone: bool = False,
-        is_sampled: bool = False,
+        kind: RequestKind = NEITHER,
     ) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
 
@@ -447,7 +447,7 @@ class Fleet:
         asked = member.server.asked(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
         member.began()
-        return member.places.add(name, self._load_sums(), is_alone=alone, asked=asked, is_sampled=is_sampled)
+        return member.places.add(name, self._load_sums(), is_alone=alone, asked=asked, kind=kind)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""

@@ -37,7 +37,7 @@ from alphaloop.errors import (
 )
 from alphaloop.messages.capabilities import EngineFeatures, Feature, served_by
 from alphaloop.settings.endpoints import EndpointSettings
-from worker.servers.load import Places
+from worker.servers.load import NEITHER, Places, RequestKind
 from worker.servers.request_body import AskedDrafts
 
 _State = Literal["up", "doubted", "down", "retired"]
@@ -70,7 +70,7 @@ class InferenceServer:
     context_length: int
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
-    spoils: bool = False  #: whether greedy texts were other ones there beside a sampled one
+    keeps_apart: RequestKind = NEITHER  #: beside what its texts were other ones
     times_steps: bool = False  #: whether it reports the times of its steps
     lookup: DrafterState | None = None  #: alphaloop's look-up, where it drafts beside `drafter` for requests that ask
 
@@ -151,9 +151,9 @@ class Member:
         self._num_failed: Counter[str] = Counter()
         #: Whether it drafts as each request asks, as far as is known.
         self.switches = server.endpoint.switches_drafts
-        #: Whether greedy texts are other ones beside a sampled one: then requests of both kinds take turns.
-        self.spoils = server.spoils
-        self._next_is_sampled: bool | None = None  # of the requests that wait for those of the other kind to end
+        #: Beside what its texts are other ones: requests that are so and requests that are not take turns.
+        self.keeps_apart = server.keeps_apart
+        self._next_kind: RequestKind | None = None  # of the requests that wait for those of another kind to end
 
     @property
     def routes(self) -> tuple[str | None, ...]:
@@ -186,22 +186,23 @@ class Member:
         """Whether it is kept for a request that has to run alone, or has one."""
         return self.has_suspect or self._clock() < self.reserved_until_s
 
-    def may_join(self, is_sampled: bool) -> bool:
+    def may_join(self, kind: RequestKind) -> bool:
         """Whether a request may run beside those in flight."""
-        if not self.spoils or not self.places.num_in_flight:
+        if not any(self.keeps_apart) or not self.places.num_in_flight:
             return True
-        is_same = is_sampled == (self.places.num_sampled > 0)
-        return is_same and self._next_is_sampled in (None, is_sampled)
+        own = kind.only(self.keeps_apart)
+        return own == self.places.kind.only(self.keeps_apart) and self._next_kind in (None, own)
 
-    def wait_for_turn(self, is_sampled: bool) -> None:
-        """A request waits for those of the other kind: no new one of that kind joins them."""
-        if self._next_is_sampled is None and is_sampled != (self.places.num_sampled > 0):
-            self._next_is_sampled = is_sampled
+    def wait_for_turn(self, kind: RequestKind) -> None:
+        """A request waits for those of another kind: no new one of that kind joins them."""
+        own = kind.only(self.keeps_apart)
+        if self._next_kind is None and own != self.places.kind.only(self.keeps_apart):
+            self._next_kind = own
 
     def began(self) -> None:
         """A request goes there now; the first one of an empty endpoint ends the waiting for a turn."""
         if not self.places.num_in_flight:
-            self._next_is_sampled = None
+            self._next_kind = None
 
     def succeeded(self) -> None:
         """A request was finished."""

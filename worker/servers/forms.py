@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Final, TypeVar
 
 from pydantic import (
@@ -56,8 +57,31 @@ def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
         return form.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"]) or "the reply"
+        path = ".".join(_said(part) for part in first["loc"]) or "the reply"
         raise ReplyInvalid(f"{path}: {first['type']}", hint="is the server of the kind that was named?") from None
+
+
+def _said(part: int | str) -> str:
+    """A part of a path. The keys of a mapping are the server's words, and may be a text's tokens."""
+    return str(part) if isinstance(part, int) or part in _names_of(Form) else "*"
+
+
+@cache
+def _names_of(form: type[Form]) -> frozenset[str]:
+    """What the fields of this form and of its subclasses are called, here and by servers."""
+    names = {name for field in form.model_fields.values() for name in _words(field.validation_alias)}
+    return frozenset(form.model_fields).union(names, *map(_names_of, form.__subclasses__()))
+
+
+def _words(alias: str | AliasPath | AliasChoices | None) -> Iterator[str]:
+    match alias:
+        case str():
+            yield alias
+        case AliasPath():
+            yield from (part for part in alias.path if isinstance(part, str))
+        case AliasChoices():
+            for choice in alias.choices:
+                yield from _words(choice)
 
 
 def _as_text(arguments: object) -> object:

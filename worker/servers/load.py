@@ -12,6 +12,7 @@ Pure; one thread uses it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
@@ -33,6 +34,21 @@ _BUSY_IN_A_ROW: Final = 6
 FRESH_S: Final = 3.0
 
 
+class RequestKind(NamedTuple):
+    """What a request is, and where something is wrong beside it: by what an endpoint has to keep requests apart."""
+
+    is_sampled: bool = False  #: its tokens are drawn. On vLLM's CPU build greedy texts beside it can be wrong
+    is_adapted: bool = False  #: it has an adapter. On vLLM's CPU build texts without one beside it are the adapter's
+
+    def only(self, kept_apart: RequestKind) -> RequestKind:
+        """The part of it that counts where requests are kept apart by this."""
+        return RequestKind(*(is_so and counts for is_so, counts in zip(self, kept_apart, strict=True)))
+
+
+#: Greedy, of the model itself; or nothing that is kept apart.
+NEITHER: Final = RequestKind()
+
+
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A request on its way, as `Fleet.began` hands it out and `Fleet.ended` takes it back."""
@@ -41,11 +57,11 @@ class Flight:
     began_s: float
     here: LoadSums  #: of the endpoint up to `began_s`
     everywhere: LoadSums  #: of all endpoints, this one included
+    shared_s: float  #: what a request would have had that was there since the beginning
     is_alone: bool
-    asked: AskedDrafts | None = (
-        None  #: the drafts that it asks the endpoint for; None: for nothing, so as it was started
-    )
-    is_sampled: bool = False
+    #: The drafts that it asks the endpoint for; None: for nothing, so as it was started.
+    asked: AskedDrafts | None = None
+    kind: RequestKind = NEITHER
 
     @property
     def is_undrafted(self) -> bool:
@@ -59,6 +75,9 @@ class Landing:
 
     num_beside: float  #: our mean requests in flight at its endpoint meanwhile, itself included
     load: ServerLoad  #: with those of others
+    #: Its share of the endpoint's time: each moment divided by our requests that were there. The shares of all requests
+    #: add up to the time in which the endpoint had one.
+    share_s: float
 
 
 class LoadSums(NamedTuple):
@@ -84,18 +103,24 @@ class Places:
         self._most, self._clock, self._rng = most, clock, rng
         self.num_in_flight = 0  #: requests that began and have not ended
         self.num_undrafted = 0  #: of those, asked for without drafts where something drafts
-        self.num_sampled = 0  #: of those, with sampling
+        self._kinds: Counter[RequestKind] = Counter()  # of those
         self.paused_until_s = -math.inf  #: the server asked for quiet, so that nothing new is sent until then
         self._limit, self._known_good = float(most), float(most)
         self._grown_s = self._counted_s = clock()
         self._last_cut_s = self._known_until_s = -math.inf
         self._sums, self._num_others, self._num_busy = LoadSums(), 0.0, 0
+        self._shared_s = 0.0  # the share of a request that was there since the beginning
 
     @property
     def limit(self) -> int:
         """How many may be in flight now, 1 to the endpoint's most; what is there already may be more."""
         self._grow()
         return max(1, int(self._limit))
+
+    @property
+    def kind(self) -> RequestKind:
+        """What any request in flight is."""
+        return RequestKind(*map(any, zip(*(kind for kind, num in self._kinds.items() if num), strict=True)))
 
     @property
     def is_paused(self) -> bool:
@@ -125,6 +150,7 @@ class Places:
         known_s = min(max(self._known_until_s - self._counted_s, 0.0), passed_s)
         own, others, unknown_s = self._sums
         own, others = own + self.num_in_flight * passed_s, others + self._num_others * known_s
+        self._shared_s += passed_s / self.num_in_flight if self.num_in_flight else 0.0
         self._sums, self._counted_s = LoadSums(own, others, unknown_s + passed_s - known_s), now
         return self._sums
 
@@ -144,7 +170,7 @@ class Places:
         *,
         is_alone: bool,
         asked: AskedDrafts | None = None,
-        is_sampled: bool = False,
+        kind: RequestKind = NEITHER,
     ) -> Flight:
         """One request more; `asked` is what it asks for, if anything.
 
@@ -156,13 +182,14 @@ class Places:
             self._counted_s,
             here,
             everywhere,
+            self._shared_s,
             is_alone,
             asked=asked,
-            is_sampled=is_sampled,
+            kind=kind,
         )
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
-        self.num_sampled += is_sampled
+        self._kinds[kind] += 1
         return flight
 
     def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
@@ -171,9 +198,9 @@ class Places:
         life_s = self._counted_s - flight.began_s
         self.num_in_flight -= 1
         self.num_undrafted -= flight.is_undrafted
-        self.num_sampled -= flight.is_sampled
+        self._kinds[flight.kind] -= 1
         if life_s <= 0:
-            return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False))
+            return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False), 0.0)
         grown = everywhere - flight.everywhere
         elsewhere = grown - here
         load = ServerLoad(
@@ -181,7 +208,7 @@ class Places:
             num_elsewhere=max(0.0, elsewhere.own + max(0.0, elsewhere.others)) / life_s,
             is_whole=grown.unknown_s <= 0,
         )
-        return Landing(here.own / life_s, load)
+        return Landing(here.own / life_s, load, self._shared_s - flight.shared_s)
 
     def start_slowly(self) -> None:
         """The server is new: begin with one request."""

@@ -1,14 +1,16 @@
-"""Does a server draft as each request asks, and are its greedy texts right beside a sampled one? Test texts show both.
+"""Does a server draft as each request asks, and are its greedy texts right beside other requests? Test texts show both.
 
     the test texts, drafted as the server was started           are the reference
     one of them with k = 0, 1, half and full, in one batch       may a request ask for its number of draft tokens?
     … and with look-up, where it drafts beside another drafter   may a request ask for look-up?
     all of them beside a sampled text                            has each the tokens of the reference?
+    all of them beside a text of each adapter                    has each the tokens of the reference?
 
 vLLM follows requests with alphaloop's scheduler class (docs/decisions/0053-a-scheduler-class-inside-vllm.md). Any other
 vLLM takes the field and ignores it. vLLM's CPU build gives drafted greedy texts other tokens beside a sampled one
-(docs/decisions/0024-look-up-in-vllm.md). So a server's word is not enough. The worker tests each server that drafts
-when it starts, and again after each restart of the server.
+(docs/decisions/0024-look-up-in-vllm.md), and decodes texts without an adapter with the adapter that is in their batch
+(docs/decisions/0054-a-vllm-of-the-workers-own.md). So a server's word is not enough. The worker tests each server that
+drafts or has adapters when it starts, and again after each restart of the server.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from alphaloop.messages import Body, Job, Purpose
 from worker.servers.client import ServerClient
 from worker.servers.counters import BETWEEN_READINGS_S, NUM_READINGS, Counters, load_url
 from worker.servers.draft_counts import DraftCounts
+from worker.servers.load import RequestKind
 from worker.servers.replies import Reply
 from worker.servers.request_body import AskedDrafts
 
@@ -41,34 +44,54 @@ _JOBS: Final = tuple(
     for number, prompt in enumerate(PROMPTS)
 )
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
-#: Longer than the greedy texts beside it; given up when they have ended.
-_SAMPLED: Final = Sampling(max_tokens=48, temperature=1.0, seed=0, ignore_eos=True)
+#: Longer than the greedy texts beside them; given up when they have ended.
+_LONG: Final = Sampling(max_tokens=48, temperature=0.0, ignore_eos=True)
+_SAMPLED: Final = replace(_LONG, temperature=1.0, seed=0)
+_MOST_ADAPTERS: Final = 8  #: in one batch
 #: Greedy texts that have to differ: on one alone another batch may have rounded two near logits the other way.
 _NUM_SPOILED: Final = 2
 _NO_LOOKUP: Final = (
     "it drafted nothing for a text that repeats itself and asked for look-up; start it with --additional-config "
     f"'{{\"{KEY}\": {{}}}}'"
 )
+#: What a server gets in turn where its texts are other ones beside such a request.
+SAMPLED_IN_TURN: Final = "greedy and sampled requests"
+ADAPTED_IN_TURN: Final = "requests with and without an adapter"
 _MOST_S: Final = 120.0  #: a busy server has others to serve first
 
 
 @dataclass(frozen=True, slots=True)
 class Obedience:
-    """What test texts showed of a server that drafts."""
+    """What test texts showed of a server."""
 
     fault: str | None = None  #: why a request cannot ask for its number of draft tokens; None: it can, or was not asked
     spoiled: str | None = None  #: how greedy texts are other ones beside a sampled one; None: they are not
+    adapted: str | None = None  #: how texts without an adapter are other ones beside texts with one
     asked: tuple[AskedDrafts, ...] = ()  #: for one text, in one batch
     differing: tuple[AskedDrafts, ...] = ()  #: of those, whose greedy text was not that of the request without drafts
     by_lookup: DraftCounts | None = None  #: of the text for which look-up was asked; None: no request asks for look-up
     miscounted: str | None = None  #: how the server's counters disagree with the replies to these
     num_drafted_beside: int = 0  #: draft tokens of the greedy texts beside the sampled one
 
+    @property
+    def keeps_apart(self) -> RequestKind:
+        """Beside what the server's texts were other ones."""
+        return RequestKind(is_sampled=self.spoiled is not None, is_adapted=self.adapted is not None)
+
+    def warnings(self, name: str) -> tuple[str, ...]:
+        """What a log says of an endpoint beside whose requests texts were other ones, and what follows from it."""
+        return tuple(
+            f"endpoint {name}: {shown}; this worker sends it {kinds} in turn, never both at once"
+            for shown, kinds in ((self.spoiled, SAMPLED_IN_TURN), (self.adapted, ADAPTED_IN_TURN))
+            if shown is not None
+        )
+
 
 async def obedience_of(client: ServerClient, *, may_switch: bool, reads_counters: bool = False) -> Obedience:
-    """Test a server that drafts. `may_switch`: its requests are asked for their number of draft tokens, too.
+    """Test a server that drafts, or that has adapters, which `client` knows.
 
-    `reads_counters`: what replies report is compared with vLLM's page of metrics. Raises what a request does.
+    `may_switch`: requests are asked for their number of draft tokens, too. `reads_counters`: what replies report is
+    compared with vLLM's page of metrics. Raises what a request does.
     """
     reference = await _together(client)
     obedience = Obedience()
@@ -76,14 +99,32 @@ async def obedience_of(client: ServerClient, *, may_switch: bool, reads_counters
         why = _why_not_seen(reference[0])
         full = client.endpoint.num_draft_tokens or reference[0].drafts.longest_draft
         obedience = await _follows(client, full, reads_counters) if why is None else Obedience(why)
-    beside = await _together(client, beside=_SAMPLED)
-    spoiled = None
-    if (num_spoiled := _num_other(reference, beside)) >= _NUM_SPOILED:
-        # Texts of a server that differ from one batch to the next are no sampled neighbour's fault.
-        num_by_chance = _num_other(reference, await _together(client))
-        if num_spoiled > num_by_chance:
-            spoiled = f"{num_spoiled} of {len(reference)} greedy texts were other ones beside a sampled request"
-    return replace(obedience, spoiled=spoiled, num_drafted_beside=sum(reply.drafts.num_proposed for reply in beside))
+    beside = await _together(client, client.complete(_JOBS[0], _SAMPLED))
+    adapted = None
+    if adapters := sorted(client.adapters)[:_MOST_ADAPTERS]:
+        jobs = [_JOBS[0].model_copy(update={"body": Body(prompt=PROMPTS[0], model=adapter)}) for adapter in adapters]
+        with_adapters = await _together(client, *(client.complete(job, _LONG) for job in jobs))
+        adapted = await _why_other(client, reference, with_adapters, f"a request of {' or '.join(adapters)}")
+    return replace(
+        obedience,
+        spoiled=await _why_other(client, reference, beside, "a sampled request"),
+        adapted=adapted,
+        num_drafted_beside=sum(reply.drafts.num_proposed for reply in beside),
+    )
+
+
+async def _why_other(
+    client: ServerClient, reference: Sequence[Reply], beside: Sequence[Reply], neighbour: str
+) -> str | None:
+    """How texts were other ones beside a neighbour, in words.
+
+    Texts of a server that differ from one batch to the next are not the neighbour's fault.
+    """
+    if (num_other := _num_other(reference, beside)) < _NUM_SPOILED:
+        return None
+    if num_other <= _num_other(reference, await _together(client)):
+        return None
+    return f"{num_other} of {len(reference)} greedy texts were other ones beside {neighbour}"
 
 
 async def _follows(client: ServerClient, full: int, reads_counters: bool) -> Obedience:
@@ -106,11 +147,6 @@ async def _follows(client: ServerClient, full: int, reads_counters: bool) -> Obe
         by_lookup=replies[-1].drafts if has_lookup else None,
         miscounted=None if before is None else await _why_not_counted(client, replies, before),
     )
-
-
-def spoiled_sentence(name: str, spoiled: str) -> str:
-    """What a log says of an endpoint that spoils greedy texts, and what follows from it."""
-    return f"endpoint {name}: {spoiled}; this worker sends it greedy and sampled requests in turn, never both at once"
 
 
 def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
@@ -166,15 +202,15 @@ def _num_ended(before: Counters, after: Counters) -> int:
     return (after.num_requests or 0) - (before.num_requests or 0)  # vLLM counts them always
 
 
-async def _together(client: ServerClient, *, beside: Sampling | None = None) -> list[Reply]:
-    """The greedy test texts in one batch; with `beside` they have a neighbour with these settings to their end."""
-    neighbour = None if beside is None else asyncio.create_task(client.complete(_JOBS[0], beside))
+async def _together(client: ServerClient, *beside: Coroutine[Any, Any, Reply]) -> list[Reply]:
+    """The greedy test texts in one batch, with these neighbours, which are given up at their end."""
+    neighbours = [asyncio.create_task(request) for request in beside]
     try:
         return await _within(*(client.complete(job, GREEDY) for job in _JOBS))
     finally:
-        if neighbour is not None:
+        for neighbour in neighbours:
             neighbour.cancel()
-            await asyncio.gather(neighbour, return_exceptions=True)
+        await asyncio.gather(*neighbours, return_exceptions=True)
 
 
 async def _within(*requests: Coroutine[Any, Any, Reply]) -> list[Reply]:

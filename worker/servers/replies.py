@@ -222,6 +222,8 @@ class SentRequest:
         None  #: draft tokens that the request asked for and got; None: those of the endpoint's start
     )
 
+    #: Its share of the endpoint's time; None where as many requests were beside it all the time.
+    share_s: float | None = None
     own_drafter: str | None = None  #: of the endpoint, whether it drafted for this request or not
 
     @property
@@ -246,6 +248,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     if num_rounds is None and sent.slice_counts is not None:
         num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
+    request_s = sent.ended_at - sent.sent_at
     if (decode_s := reply.times.decode_s) is None and reply.first_text_s is not None:
         decode_s = reply.wall_s - reply.first_text_s
     return Generation(
@@ -257,7 +260,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
         counts=counts,
         time_to_first_token_s=min(wall_s, waited_s + _first_token_s(reply)),
         wall_s=wall_s,
-        device_s=(sent.ended_at - sent.sent_at) / max(1.0, sent.num_beside),
+        device_s=request_s / max(1.0, sent.num_beside) if sent.share_s is None else sent.share_s,
         batch_size=max(1, round(sent.num_beside)),
         drafted=_drafted(counts, sent.drafter, sent.num_draft_tokens) if is_counted and sent.drafter else (),
         num_vanilla_rounds=1 if sent.drafter else counts.rounds,
@@ -273,6 +276,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             prefill_s=reply.times.prefill_s,
             decode_s=decode_s,
             queue_s=reply.times.queue_s,
+            request_s=request_s,
             granularity=known.granularity,
             num_proposed=known.num_proposed,
             num_accepted=known.num_accepted,

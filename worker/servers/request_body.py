@@ -85,7 +85,7 @@ def body_of(
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job)
+    body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job) | _priority(kind, job)
     body |= _unusual(kind, sampling)
     num_logprobs = sampling.num_logprobs
     if kind == "llama_cpp" and sampling.n > 1:
@@ -273,6 +273,18 @@ def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
         task = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
         return {"return_token_ids": True} | task
     return {"return_spec_tokens_details": True} if kind == "sglang" else {}
+
+
+def _priority(kind: ServerKind, job: Job) -> Body:
+    """The job's priority, for the schedulers that may order requests by it; where they were not started so, they do not
+    look at it.
+
+    For vLLM (`--scheduling-policy priority`) the lower value goes first, for SGLang (`--enable-priority-scheduling`)
+    the higher one.
+    """
+    if not job.priority or kind not in ("vllm", "sglang"):
+        return {}
+    return {"priority": -job.priority if kind == "vllm" else job.priority}
 
 
 def _of_both(sampling: Sampling) -> Body:

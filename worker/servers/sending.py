@@ -23,7 +23,7 @@ from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.load import Flight
+from worker.servers.load import Flight, RequestKind
 from worker.servers.obedience import why_not_obeyed
 from worker.servers.replies import Reply, SentRequest, generation_of
 from worker.servers.request_body import AskedDrafts, Measured
@@ -42,7 +42,7 @@ _MEMORY: Final = 1e6
 #: Tokens that a chat template adds to a message, about.
 _AROUND_A_MESSAGE: Final = 5
 
-_Wish: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool, bool]
+_Wish: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool, RequestKind]
 
 
 @dataclass(eq=False)
@@ -110,7 +110,7 @@ class Sending:
         for request in self._line:
             wish = (
                 *(request.drafter, request.is_bound, request.avoid, request.barred),
-                *(request.must_be_alone, request.is_sampled),
+                *(request.must_be_alone, request.kind),
             )
             name = None
             if wish not in refused:
@@ -120,7 +120,7 @@ class Sending:
                     avoid=request.avoid,
                     barred=request.barred,
                     alone=request.must_be_alone,
-                    is_sampled=request.is_sampled,
+                    kind=request.kind,
                 )
             if name is None:
                 refused.add(wish)
@@ -131,7 +131,7 @@ class Sending:
                 drafter=request.drafter,
                 num_draft_tokens=request.num_draft_tokens,
                 alone=request.must_be_alone,
-                is_sampled=request.is_sampled,
+                kind=request.kind,
             )
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
@@ -186,6 +186,7 @@ class Sending:
                     sent_at=sent_at,
                     ended_at=ended_at,
                     num_beside=landing.num_beside,
+                    share_s=landing.share_s,
                     # Counts of two kinds are never added up.
                     is_counted_apart=self._counting.counts(name),
                     slice_counts=slice_counts,
@@ -226,7 +227,7 @@ class Sending:
         measured = request.measured if self.fleet.members[name].switches else None
         ask = partial(client.complete, prepared.job, on_piece=on_piece, asked=asked, measured=measured)
         beside: asyncio.Task[Reply] | None = None
-        may_meet = not (request.must_be_alone or self.fleet.members[name].spoils)
+        may_meet = not (request.must_be_alone or self.fleet.members[name].keeps_apart.is_sampled)
         if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and may_meet:
             sampled = replace(prepared.sampling, temperature=1.0)
             beside = asyncio.create_task(client.complete(prepared.job, sampled, asked=asked))
@@ -299,6 +300,7 @@ class ServerRequest:
     num_draft_tokens: int | None = None  #: as decided; None: as the endpoint was started
     measured: Measured | None = None  #: what a server that measures its rounds is told
     barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
+    is_adapted: bool = False  #: it asks for an adapter of the model
     max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
     num_deltas: int = 0  #: pieces of text that are out
     avoid: frozenset[str] = frozenset()  #: endpoints on which it failed
@@ -313,9 +315,9 @@ class ServerRequest:
         return self.prepared.job.job_id
 
     @property
-    def is_sampled(self) -> bool:
-        """Whether its tokens are drawn."""
-        return self.prepared.sampling.temperature > 0
+    def kind(self) -> RequestKind:
+        """By what an endpoint may have to keep it from others."""
+        return RequestKind(self.prepared.sampling.temperature > 0, self.is_adapted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import adapters_of, ask_identity, card_of
-from worker.servers.obedience import GREEDY, PROMPTS, Obedience, obedience_of, spoiled_sentence
+from worker.servers.obedience import ADAPTED_IN_TURN, GREEDY, PROMPTS, SAMPLED_IN_TURN, Obedience, obedience_of
 from worker.servers.replies import Reply, SentRequest, generation_of
 from worker.servers.request_body import AskedDrafts
 
@@ -137,7 +137,8 @@ class Tests:
             was_down = was_down or circuit.state == "down"
             change = await self._changed(name) if was_down or name in self._to_identify else None
             self._to_identify.discard(name)
-            if was_down and self.fleet.servers[name].drafter is not None:
+            server = self.fleet.servers[name]
+            if was_down and (server.drafter is not None or server.adapters):
                 await self._look_again(name)
         except AlphaloopError as error:
             self.fleet.tested(name, error)
@@ -162,15 +163,15 @@ class Tests:
             self._ended = asyncio.Event()
 
     async def _look_again(self, name: str) -> None:
-        """See whether it still drafts as requests ask, and what a sampled neighbour does: both are of its start."""
+        """See whether it still drafts as requests ask, and what neighbours do to texts: both are of its start."""
         may_switch = self.fleet.servers[name].endpoint.switches_drafts
         obedience = await obedience_of(self.clients[name], may_switch=may_switch)
         self.fleet.switches(name, obedience.fault is None)
-        self.fleet.members[name].spoils = obedience.spoiled is not None
+        self.fleet.members[name].keeps_apart = obedience.keeps_apart
         if obedience.fault is not None:
             log.error("endpoint %s: %s", name, obedience.fault, extra=_extra(name, "drafts_not_switched"))
-        if obedience.spoiled is not None:
-            log.error("%s", spoiled_sentence(name, obedience.spoiled), extra=_extra(name, "greedy_texts_spoiled"))
+        for warning in obedience.warnings(name):
+            log.error("%s", warning, extra=_extra(name, "greedy_texts_spoiled"))
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words.
@@ -295,6 +296,7 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         cards = await client.models()
         card = card_of(cards, endpoint.model)
         client.model, client.context_length = card.id, card.context_length
+        client.adapters = frozenset(adapters := adapters_of(card, cards))
         version = await client.version()
         whole = await client.complete(_JOB, GREEDY)
         streamed = await client.complete(_JOB, GREEDY, on_piece=pieces.append)
@@ -303,7 +305,8 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         load = await _load(client)
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         drafts = endpoint.drafter is not None or whole.drafts.num_proposed > 0
-        obedience = await obedience_of(client, may_switch=may_switch, reads_counters=True) if drafts else None
+        is_tested = drafts or adapters
+        obedience = await obedience_of(client, may_switch=may_switch, reads_counters=True) if is_tested else None
         counters = await _counters(client) if endpoint.metrics_url is not None else None
         lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
@@ -326,8 +329,8 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
     if stopped is not None:
         findings["stop"] = _stop(whole, stopped, ending)
     findings |= _features(endpoint, lacking)
-    if adapters := adapters_of(card, cards):
-        findings["adapters"] = ("ok", f"jobs may name {', '.join(adapters)} as their model")
+    if adapters and obedience is not None:
+        findings["adapters"] = _adapters(adapters, obedience)
     rows = tuple(CheckFinding(name, *finding) for name, finding in findings.items())
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, rows)
 
@@ -384,13 +387,23 @@ def _obedience(obedience: Obedience, *, is_asked: bool, is_set: bool) -> dict[st
         accepted = f"{by_lookup.num_accepted} of {by_lookup.num_proposed} drafted tokens accepted"
         findings["look-up"] = ("ok", f"{accepted} of a request that asked for look-up")
     if obedience.spoiled is not None:
-        sentence = f"{obedience.spoiled}; a worker sends greedy and sampled requests in turn, other clients may not"
-        findings["neighbour"] = ("warning", sentence)
+        findings["neighbour"] = ("warning", f"{obedience.spoiled}; {_in_turn(SAMPLED_IN_TURN)}")
     elif obedience.num_drafted_beside:
         findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request")
     else:
         findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request, where nothing is drafted")
     return findings
+
+
+def _adapters(names: Sequence[str], obedience: Obedience) -> _Finding:
+    named = f"jobs may name {', '.join(names)} as their model"
+    if obedience.adapted is None:
+        return "ok", named
+    return "warning", f"{named}, but {obedience.adapted}; {_in_turn(ADAPTED_IN_TURN)}"
+
+
+def _in_turn(kinds: str) -> str:
+    return f"a worker sends {kinds} in turn, other clients may not"
 
 
 def _switching(obedience: Obedience, *, is_set: bool) -> _Finding:

@@ -1,9 +1,15 @@
-"""A command of the user's that trains in alphaloop's place: `[refresh] command`, called with DATASET TARGET PARENT OUT.
+"""Two commands of the user's: one that trains in alphaloop's place, and one that starts servers with what was trained.
 
-It writes events of `alphaloop.commands` to its standard output, and heads into the folder OUT. Exit code 0: done, 75:
-again later, any other: failed. It runs in an environment of its own, without alphaloop's addresses and passwords, and
-is ended where it takes too long, too much memory or too much room. Of what it leaves only safetensors and JSON are
-taken, and only regular files: weights are never unpickled, and a link could lead out of the folder.
+`[refresh] command` is called with DATASET TARGET PARENT OUT. It writes events of `alphaloop.commands` to its standard
+output, and heads into the folder OUT. Exit code 0: done, 75: again later, any other: failed. Only safetensors and JSON
+are taken from what it leaves, and only regular files: weights are never unpickled, and a link could lead out of the
+folder.
+
+`[refresh] hook` is called with TARGET DRAFTER REVISION FOLDER, once a draft of a target that servers decode is kept:
+they load their drafts themselves, so nothing else can begin to use it.
+
+Both run in an environment of their own, without alphaloop's addresses and passwords, and are ended where they take too
+long, too much memory or too much room.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import json
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +30,7 @@ from pydantic import ValidationError
 from alphaloop.commands import EVENT, CommandEvent, FailedEvent
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError, StartFailed
+from alphaloop.wording import one_line
 from worker.training.keep import FILE_NAME
 
 #: Exit code of a command that asks for another attempt: EX_TEMPFAIL of sysexits.h.
@@ -33,6 +41,9 @@ _GRACE_S: Final = 5.0
 _LOOK_S: Final = 0.1
 _MAX_JSON_BYTES: Final = 16 << 20
 _MAX_LINE_BYTES: Final = 64 << 10
+#: What is said of an output: its last lines, and characters of a message or a line.
+_NUM_LAST_LINES: Final = 3
+_MAX_SAID_CHARS: Final = 300
 
 
 class CommandFailed(AlphaloopError):
@@ -41,6 +52,10 @@ class CommandFailed(AlphaloopError):
 
 class CommandAgain(AlphaloopError):
     """The command asks for another attempt."""
+
+
+class _Ended(AlphaloopError):
+    """A command could not be run, or was ended because it took more than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +84,71 @@ def run_command(
     """
     out = Path(arguments[-1])
     out.mkdir(parents=True, exist_ok=True)
-    log = work / "command.log"
-    log.unlink(missing_ok=True)
-    child = ChildProcess(
-        "the refresh command",
-        [*command, *map(str, arguments)],
-        log=log,
-        env=_environment(work, limits.num_threads),
-        grace_s=_GRACE_S,
-        folder=work,
-    )
-    events = _Events(log, on_event)
-    deadline = time.monotonic() + limits.seconds
+    events = _Events(work / "command.log", on_event)
     try:
-        child.start()
-        while child.is_running:
-            events.read()
-            if should_stop():
-                return False
-            _refuse_excess(child, work, limits, deadline)
-            time.sleep(_LOOK_S)
-        code = child.ended_with()
-    except StartFailed as error:
+        code = _run("the command", [*command, *arguments], work, limits, events, should_stop)
+    except _Ended as error:
         raise CommandFailed(error.message) from None
-    finally:
-        child.stop()
-    events.read()
+    if code is None:
+        return False
     if code == AGAIN:
         raise CommandAgain(events.failure or "the command asks for another attempt")
     if code != 0:
         raise CommandFailed(f"the command ended with code {code}: {events.failure or events.last_line or 'no word'}")
     check_files(out, limits.max_bytes)
     return True
+
+
+def run_hook(
+    hook: Sequence[str],
+    arguments: Sequence[str],
+    work: Path,
+    limits: CommandLimits,
+    *,
+    should_stop: Callable[[], bool],
+) -> str | None:
+    """Run it in the folder `work` to its end. Returns its exit code and last lines as a sentence, None when stopped."""
+    work.mkdir(parents=True, exist_ok=True)
+    events = _Events(work / "hook.log", lambda event: None)
+    try:
+        code = _run("the hook", [*hook, *arguments], work, limits, events, should_stop)
+    except _Ended as error:
+        return error.message
+    if code is None:
+        return None
+    return f"the hook ended with code {code}: {' / '.join(events.last_lines) or 'no word'}"
+
+
+def _run(
+    name: str,
+    command: Sequence[str | Path],
+    work: Path,
+    limits: CommandLimits,
+    events: _Events,
+    should_stop: Callable[[], bool],
+) -> int | None:
+    """The exit code, or None when stopped. Raises _Ended."""
+    events.log.unlink(missing_ok=True)
+    child = ChildProcess(
+        name, command, log=events.log, env=_environment(work, limits.num_threads), grace_s=_GRACE_S, folder=work
+    )
+    deadline = time.monotonic() + limits.seconds
+    try:
+        child.start()
+        while child.is_running:
+            events.read()
+            if should_stop():
+                return None
+            _refuse_excess(child, work, limits, deadline)
+            time.sleep(_LOOK_S)
+        code = child.ended_with()
+    except StartFailed as error:
+        raise _Ended(error.message) from None
+    finally:
+        child.stop()
+    events.read()
+    events.end()
+    return code
 
 
 def check_files(out: Path, max_bytes: int) -> None:
@@ -130,19 +178,19 @@ def _environment(work: Path, num_threads: int) -> dict[str, str]:
 
 
 def _refuse_excess(child: ChildProcess, work: Path, limits: CommandLimits, deadline: float) -> None:
-    """Raise CommandFailed where the command has taken more than it may."""
+    """Raise _Ended where the command has taken more than it may."""
     if time.monotonic() > deadline:
-        raise CommandFailed(f"the command was ended after {limits.seconds:.0f} s, the longest that it may take")
+        raise _Ended(f"{child.name} was ended after {limits.seconds:.0f} s, the longest that it may take")
     memory = 0 if child.pid is None else _memory_of(child.pid)
     for num_bytes, what in ((_bytes_of(work), "files"), (memory, "memory")):
         if num_bytes > limits.max_bytes:
-            raise CommandFailed(
-                f"the command was ended: expected at most {limits.max_bytes} bytes of {what}, found {num_bytes}"
+            raise _Ended(
+                f"{child.name} was ended: expected at most {limits.max_bytes} bytes of {what}, found {num_bytes}"
             )
 
 
 def _bytes_of(folder: Path) -> int:
-    """Of all files below a folder, holes included; what goes away meanwhile counts nothing."""
+    """The sizes of all files below a folder together, holes included; what goes away meanwhile counts nothing."""
     num_bytes = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -169,14 +217,19 @@ class _Events:
     """Reads events from what the command writes; other lines are its log."""
 
     def __init__(self, log: Path, on_event: Callable[[CommandEvent], object]) -> None:
-        self._log, self._on_event = log, on_event
+        self.log, self._on_event = log, on_event
         self._position, self._rest = 0, b""
         self.failure = ""  #: what a FailedEvent said
-        self.last_line = ""
+        self.last_lines = deque[str](maxlen=_NUM_LAST_LINES)  #: those that are no events and not empty
+
+    @property
+    def last_line(self) -> str:
+        """The last of them; empty where there is none."""
+        return self.last_lines[-1] if self.last_lines else ""
 
     def read(self) -> None:
         """Everything that was written since the last call."""
-        with contextlib.suppress(OSError), self._log.open("rb") as file:
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(self._position)
             while part := file.read(1 << 20):
                 self._position += len(part)
@@ -185,12 +238,18 @@ class _Events:
                 for line in lines:
                     self._take(line[-_MAX_LINE_BYTES:])
 
+    def end(self) -> None:
+        """Take a last line without its end."""
+        rest, self._rest = self._rest, b""
+        self._take(rest)
+
     def _take(self, line: bytes) -> None:
         try:
             event = EVENT.validate_python(json.loads(line))
         except (ValueError, RecursionError, ValidationError):
-            self.last_line = line.decode("utf-8", "replace").strip()[-300:] or self.last_line
+            if said := line.decode("utf-8", "replace").strip():
+                self.last_lines.append(one_line(said[-_MAX_SAID_CHARS:]))
             return
         if isinstance(event, FailedEvent):
-            self.failure = event.message[:300]
+            self.failure = one_line(event.message[:_MAX_SAID_CHARS])
         self._on_event(event)

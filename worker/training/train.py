@@ -54,8 +54,9 @@ class Trainee:
 
     @property
     def target(self) -> TargetSettings:
-        """The target, on the threads that a trainer may use."""
-        return self.settings.models.target.model_copy(update={"num_threads": self.settings.refresh.num_threads})
+        """The target as a trainer decodes it: itself, also where servers do, on the threads that it may use."""
+        trainers_own = {"engine": "own", "num_threads": self.settings.refresh.num_threads}
+        return self.settings.models.target.model_copy(update=trainers_own)
 
     def read(self, file: Path, tokenizer: Any) -> Any:
         """The prompts in a file that the target can answer."""
@@ -70,12 +71,15 @@ def target_revision(settings: Settings) -> str:
     return find_weights(target.source, target.revision).revision
 
 
-def open_parent(drafter: HeadsDrafterSettings, revision: str) -> ParentDraft:
-    """The files of a drafter. Raises ModelError, ConfigError where they are not those of the draft revision."""
+def open_parent(drafter: HeadsDrafterSettings, revision: str | None) -> ParentDraft:
+    """The files of a drafter. Raises ModelError, ConfigError where they are not those of the draft revision.
+
+    `revision` None: a server drafts, whose revision names no files.
+    """
     from engine.models import find_weights
 
     weights = find_weights(drafter.source, drafter.revision)
-    if not revision.startswith(weights.revision):
+    if revision is not None and not revision.startswith(weights.revision):
         raise ConfigError(f"expected the draft {revision} at {drafter.source}, found {weights.revision}")
     return ParentDraft(drafter, weights.path)
 

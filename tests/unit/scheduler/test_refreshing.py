@@ -130,8 +130,15 @@ def rival(drafter: str, against: str, gain: float, *, task: str = "code", width:
     return replace(computed, speedup=Interval(gain, gain * (1 - width), gain * (1 + width)))
 
 
-def ended(rivals: Sequence[TaskSpeedup], choices: Mapping[str, str | None], num_jobs: int = 0) -> list[EndedTrial]:
-    return list(ended_trials(WITH_HYBRID, [ENDED, TRIAL], rivals, choices, lambda refresh: num_jobs))
+def ended(
+    speedups: Sequence[TaskSpeedup],
+    choices: Mapping[str, str | None],
+    num_jobs: int = 0,
+    *,
+    status: DraftStatus = DraftStatus.ACTIVE,
+) -> list[EndedTrial]:
+    known = [ENDED, TRIAL]
+    return list(ended_trials(WITH_HYBRID, known, {HEADS: status}, speedups, choices, lambda refresh: num_jobs))
 
 
 def test_a_trial_is_decided_by_its_gain_over_all_tasks_or_by_its_jobs() -> None:
@@ -160,6 +167,16 @@ def test_the_parent_on_trial_and_hybrids_that_ask_either_count_too() -> None:
     assert ended([elsewhere], {"code": "heads-2"}) == []
 
 
+def test_beside_a_stale_parent_a_candidate_is_compared_with_vanilla() -> None:
+    faster = [rival("heads-2", "", 1.3), rival("both-2", "", 1.2, task="sql"), rival("lookup", "", 0.5)]
+    assert ended(faster, {"code": "heads-2"}) == [], "the parent drafts, so it is what the candidate is compared with"
+    (kept,) = ended(faster, {"code": "heads-2"}, status=DraftStatus.STALE)
+    assert kept.sentence == "code uses it after 0 jobs; 1.25× [1.23 1.27] over vanilla"
+    compared = [*faster, rival("heads-2", "heads", 0.9)]
+    (rejected,) = ended(compared, {"code": "lookup"}, status=DraftStatus.STALE)
+    assert rejected.sentence == "no task uses it after 0 jobs; 0.90× [0.88 0.92] over heads", "while it still drafted"
+
+
 def test_the_mean_gain_of_tasks_is_as_wide_as_what_it_rests_on() -> None:
     gains = trial_gains(
         WITH_HYBRID, TRIAL, [rival("heads-2", "heads", 1.1, task=task) for task in ("a", "b", "c", "d")]
@@ -173,7 +190,7 @@ def test_the_mean_gain_of_tasks_is_as_wide_as_what_it_rests_on() -> None:
 
 def test_a_candidate_that_no_worker_could_load_is_rejected_with_the_reason() -> None:
     unloaded = replace(TRIAL, sentence="not loaded: no memory")
-    (rejected,) = ended_trials(MODELS, [unloaded], [], {"code": "heads"}, lambda refresh: MOST_JOBS)
+    (rejected,) = ended_trials(MODELS, [unloaded], {}, [], {"code": "heads"}, lambda refresh: MOST_JOBS)
     assert rejected.sentence == "no task uses it after 2,000 jobs; not loaded: no memory"
 
 

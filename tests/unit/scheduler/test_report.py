@@ -14,13 +14,14 @@ import pytest
 from alphaloop.acceptance import Interval
 from alphaloop.errors import ConfigError
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.measurements import DriftSubject, TaskSpend
+from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.settings import ReportSettings
 from alphaloop.store.drift import EventState, Incident, IncidentKind, KnownIncident, PastState
 from alphaloop.store.reports import ReportHeading
+from alphaloop.store.spending import Spending
 from alphaloop.store.workers import ServerLife
-from scheduler.report.build import cost_line, gaps, saved_device_s
+from alphaloop.wording import money
+from scheduler.report.build import cost_line, gaps
 from scheduler.report.data import ChangeKind, DriftReport
 from scheduler.report.pages import (
     drop_reports,
@@ -38,7 +39,6 @@ from scheduler.report.wording import (
     cost_of_jobs,
     freshness,
     gap_lines,
-    money,
     probe_spend,
     saved,
 )
@@ -204,16 +204,15 @@ SPEEDUP = task_speedup(Interval(1.5, 1.2, 1.8), NOW - HOUR)
 
 
 def test_a_hundred_device_seconds_at_half_as_fast_again_saved_fifty() -> None:
-    found = saved_device_s(SPEEDUP)
+    found = SPEEDUP.saved_device_s
     assert (found.mean, found.low, found.high) == pytest.approx((50.0, 20.0, 80.0))
-    lost = saved_device_s(replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER))
+    lost = replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER).saved_device_s
     assert (lost.mean, lost.low, lost.high) == pytest.approx((-20.0, -30.0, -10.0))
 
 
 def test_without_a_verdict_nothing_is_known() -> None:
-    assert saved_device_s(None) is None
-    assert saved_device_s(replace(SPEEDUP, speedup=None, verdict=Verdict.NO_VERDICT_YET)) is None
-    assert saved_device_s(replace(SPEEDUP, verdict=Verdict.NO_VERDICT_YET)) is None
+    assert replace(SPEEDUP, speedup=None, verdict=Verdict.NO_VERDICT_YET).saved_device_s is None
+    assert replace(SPEEDUP, verdict=Verdict.NO_VERDICT_YET).saved_device_s is None
     line = task_line("code").model_copy(update={"saved_device_s": None})
     assert saved(line) == "device time not known, 123,456 target passes in the last day"
 
@@ -239,9 +238,12 @@ def test_the_spend_of_probes() -> None:
     assert probe_spend(empty()) == "In the last day probes took 0 of 0 device seconds."
 
 
+def spending(num_jobs: int, num_tokens: int, device_s: float, cost: float | None) -> Spending:
+    return Spending("code", num_jobs, 0, num_tokens, device_s, cost, 0)
+
+
 def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> None:
-    prices = ReportSettings(device_cost_per_hour=3.6, currency="EUR")
-    found = cost_line(TaskSpend(200, 50_000, 1000.0), Interval(mean=500.0, low=-100.0, high=900.0), prices)
+    found = cost_line(spending(200, 50_000, 1000.0, 1.0), Interval(mean=500.0, low=-100.0, high=900.0))
     assert (found.num_jobs, found.num_tokens, found.device_s) == (200, 50_000, 1000.0)
     assert found.per_1000_jobs == pytest.approx(5.0), "1,000 s cost 1 EUR, and are 200 jobs"
     assert found.per_million_tokens == pytest.approx(20.0)
@@ -249,19 +251,27 @@ def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> Non
 
 
 def test_without_a_price_a_job_or_a_verdict_there_is_no_amount() -> None:
-    prices, saved_s = ReportSettings(device_cost_per_hour=3.6), Interval(mean=1.0, low=0.0, high=2.0)
-    unpriced = cost_line(TaskSpend(200, 50_000, 1000.0), saved_s, ReportSettings())
+    unpriced = cost_line(spending(200, 50_000, 1000.0, None), Interval(mean=1.0, low=0.0, high=2.0))
     assert (unpriced.device_s, unpriced.per_1000_jobs, unpriced.per_million_tokens, unpriced.saved) == (
         1000.0, None, None, None,
     )  # fmt: skip
-    empty_handed = cost_line(TaskSpend(1, 0, 2.0), None, prices)
+    empty_handed = cost_line(spending(1, 0, 2.0, 0.002), None)
     assert empty_handed.per_1000_jobs == pytest.approx(2.0)
     assert (empty_handed.per_million_tokens, empty_handed.saved) == (None, None)
 
 
 def test_amounts_are_readable_and_carry_their_currency() -> None:
-    shown = [money(amount, "EUR") for amount in (1234.5, 0.0, 0.00123, -0.25, -12.0)]
-    assert shown == ["1,234.50 EUR", "0.00 EUR", "0.0012 EUR", "-0.25 EUR", "-12.00 EUR"]
+    shown = [money(amount, "EUR") for amount in (1234.5, 0.0, 0.00123, 0.000069, 0.4, 0.999, -0.25, -12.0)]
+    assert shown == [
+        "1,234.50 EUR",
+        "0.00 EUR",
+        "0.0012 EUR",
+        "0.000069 EUR",
+        "0.40 EUR",
+        "1.00 EUR",
+        "-0.25 EUR",
+        "-12.00 EUR",
+    ]
     assert money(1.0, "") == "1.00"
 
 
@@ -276,14 +286,19 @@ def test_text_and_page_tell_the_same() -> None:
         assert its in page
     for part in ("0.93 EUR", "3.62 EUR", "saved 1.60 EUR [0.069 3.82] in the last day", cost_of_all(report)):
         assert part in page
-    assert "5,000 device seconds, at 2.50 EUR an hour 3.47 EUR, of which probes 0.028 EUR." in cost_of_all(report)
+    assert "5,000 device seconds, which cost 3.47 EUR, of which probes 0.028 EUR." in cost_of_all(report)
+    assert "segment gold: 1,100 jobs, 4,001.5 device seconds, 2.78 EUR" in render_text(report)
+    for part in ("gold", "4,001.5&nbsp;s", "2.78 EUR", "0.00035 EUR"):
+        assert part in page
 
 
 def test_without_a_price_text_and_page_say_which_setting_is_missing() -> None:
-    report = full().model_copy(update={"device_cost_per_hour": None})
+    unpriced = tuple(line.model_copy(update={"cost": None}) for line in full().spending)
+    report = full().model_copy(update={"cost": None, "probe_cost": None, "spending": unpriced})
     for told in (render_text(report), render_page(report)):
-        assert "Not set: report.device_cost_per_hour" in told
+        assert "No price is set: prices.per_hour" in told
         assert "per million tokens" not in told.lower()
+        assert "EUR" not in told
 
 
 SUBJECT = DriftSubject("code", "lookup", "r", "t")

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
-from worker.admission import (
-    AGEING_S,
-    MOST_SLACK_S,
-    NORMAL_SHARE,
-    READING_SHARE,
-    AdmissionQueue,
-    LaneKey,
-    Line,
-    Prefix,
-    lane_of,
-)
-from worker.sharing import MOST_IDLE
+from worker.admission import NORMAL_SHARE, AdmissionQueue, LaneKey, Line, lane_of
+from worker.ordering.prefixes import MOST_LEAD_S, READING_SHARE, Prefix
+from worker.ordering.segment_order import AGEING_S
+from worker.ordering.sharing import MOST_IDLE
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")
@@ -122,7 +114,7 @@ def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> No
 def test_tasks_that_had_equally_much_begin_in_the_order_of_their_jobs() -> None:
     """A task's name decides nothing."""
     queue = queue_of({lane(task): 2 for task in ("sql", "code", "rag")}, quantum_s=0.5)
-    assert [key.task for key, _ in queue.next(3, running={})] == ["sql", "code", "rag"]
+    assert [key.task for key, _ in queue.next(3, running={}, now=0.0)] == ["sql", "code", "rag"]
 
 
 @pytest.mark.parametrize("is_trickling", [False, True])
@@ -161,7 +153,7 @@ def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
     queue: AdmissionQueue[int] = AdmissionQueue(num_slots=1)
     for number, (priority, since_s) in enumerate(jobs):
         queue.add(lane(bucket=f"t{number % 3}"), number, priority=priority, num_bytes=1, now=since_s)
-    served = [jobs[item] for _, item in queue.next(len(jobs), running={})]
+    served = [jobs[item] for _, item in queue.next(len(jobs), running={}, now=0.0)]
     for (first, first_since_s), (second, second_since_s) in pairwise(served):
         assert first_since_s - second_since_s <= (first - second) * AGEING_S + 1e-9
 
@@ -189,16 +181,16 @@ def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int
 
 def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
     queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, num_slots=2)
-    assert queue.next(2, running={}) == [(lane(), 0), (lane(), 1)]
+    assert queue.next(2, running={}, now=0.0) == [(lane(), 0), (lane(), 1)]
     queue.charge({Line(lane()): 0.1})
-    assert queue.next(9, running={Line(lane()): 1}) == []
-    assert queue.next(9, running={}) == [(PROBE, 0), (PROBE, 1)]
+    assert queue.next(9, running={Line(lane()): 1}, now=0.0) == []
+    assert queue.next(9, running={}, now=0.0) == [(PROBE, 0), (PROBE, 1)]
     queue.charge({Line(lane()): 0.1})
-    assert queue.next(9, running={Line(PROBE): 1}) == []
-    assert queue.next(1, running={}) == [(lane("sql"), 0)]
-    assert queue.next(9, running={Line(lane("sql")): 1}) == [(lane("sql"), 1)]
-    assert queue.next(9, running={Line(lane("sql")): 1}) == []
-    assert queue.next(9, running={}) == [(PROBE, 2)]
+    assert queue.next(9, running={Line(PROBE): 1}, now=0.0) == []
+    assert queue.next(1, running={}, now=0.0) == [(lane("sql"), 0)]
+    assert queue.next(9, running={Line(lane("sql")): 1}, now=0.0) == [(lane("sql"), 1)]
+    assert queue.next(9, running={Line(lane("sql")): 1}, now=0.0) == []
+    assert queue.next(9, running={}, now=0.0) == [(PROBE, 2)]
 
 
 def test_a_flood_of_probes_leaves_others_their_share() -> None:
@@ -220,10 +212,10 @@ def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
 
 def test_discarded_jobs_end_their_lanes_turn() -> None:
     queue = queue_of({PROBE: 2, lane(): 1}, num_slots=4)
-    assert queue.next(4, running={Line(lane("sql")): 1}) == []
+    assert queue.next(4, running={Line(lane("sql")): 1}, now=0.0) == []
     queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
     queue.discard(lambda number: number < 9)
-    assert queue.next(4, running={}) == [(lane("sql"), 9)]
+    assert queue.next(4, running={}, now=0.0) == [(lane("sql"), 9)]
 
 
 def lane_with(temperature: float = 0.0, switched_off: str = "", **fields: Any) -> LaneKey:
@@ -249,16 +241,16 @@ def test_what_changes_the_decision_changes_the_lane_and_nothing_else_does() -> N
 
 READ_S = 0.001  #: a token of a prompt
 JOB_S = 0.5  #: a job whose prefix is copied
-NUM_TOKENS = 512  #: of a prefix; reading it takes a job's time, and its slack is the most: 10.24 s of 10
+NUM_TOKENS = 512  #: of a prefix; reading it takes a job's time, and its lead is the most: 10.24 s of 10
 
 
 def text_of(number: int) -> tuple[Prefix, ...]:
     return (Prefix(NUM_TOKENS, number),)
 
 
-def slack_s(read_s: float) -> float:
+def lead_s(read_s: float) -> float:
     """For a prefix whose tokens take so long each."""
-    return min(MOST_SLACK_S, read_s * NUM_TOKENS / READING_SHARE)
+    return min(MOST_LEAD_S, read_s * NUM_TOKENS / READING_SHARE)
 
 
 def a_queue(num_slots: int = 4, read_s: float = READ_S) -> AdmissionQueue[int]:
@@ -309,17 +301,17 @@ def test_a_beginning_that_is_cheap_to_read_changes_no_order() -> None:
 
 
 def test_a_step_of_priority_is_worth_more_than_a_shared_beginning() -> None:
-    """A step is worth 10 s of waiting, and the slack is no longer than that by default."""
+    """A step is worth 10 s of waiting, and the lead is no longer than that by default."""
     queue = a_queue(num_slots=2)
     for number, (priority, text) in enumerate([(1, 1), (0, 1), (0, 2), (1, 2)]):
         queue.add(lane(), number, priority=priority, num_bytes=1, now=0.0, prefixes=text_of(text))
-    assert [item for _, item in queue.next(4, running={})] == [0, 3, 1, 2]
+    assert [item for _, item in queue.next(4, running={}, now=0.0)] == [0, 3, 1, 2]
 
 
 @seeded
 @given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([0.0, READ_S / 5, READ_S]))
-def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_slots: int, read_s: float) -> None:
-    """Whatever a producer floods the task with: later jobs go first for at most the slack, by what jobs take."""
+def test_no_job_is_overtaken_by_more_device_time_than_the_lead(seed: int, num_slots: int, read_s: float) -> None:
+    """Whatever a producer floods the task with: later jobs go first for at most the lead, by what jobs take."""
     rng, queue = Random(seed), a_queue(num_slots, read_s)
     device = SimulatedDevice(queue, num_slots, lambda *_: JOB_S)
     place: dict[int, tuple[float, int]] = {}
@@ -335,15 +327,15 @@ def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_s
             for other in place:
                 if place[other] < at:
                     overtaken_s[other] += JOB_S
-                    assert overtaken_s[other] <= slack_s(read_s) + 1e-9
-                    assert at[0] - place[other][0] < slack_s(read_s)
+                    assert overtaken_s[other] <= lead_s(read_s) + 1e-9
+                    assert at[0] - place[other][0] < lead_s(read_s)
     device.run_empty(0.2)
     assert len(device.admitted) == 250
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(st.integers(0, 2**32))
-def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) -> None:
+def test_no_task_waits_longer_than_the_lead_and_what_the_slots_hold(seed: int) -> None:
     """The other tasks share one prefix each, so that their turns are as long as they may become."""
     rng, queue = Random(seed), a_queue()
     tasks = ("alike", "many", "rare")
@@ -352,7 +344,7 @@ def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) 
         task = tasks[number % 3]
         alike = () if task == "rare" else text_of(number % 3)
         queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0, prefixes=alike)
-    ahead_s = MOST_SLACK_S + 2 * 4 * 2 * JOB_S
+    ahead_s = MOST_LEAD_S + 2 * 4 * 2 * JOB_S
     for _ in range(300):
         device.step(0.5)
         assert max(device.device_s.values()) - min(device.device_s[task] for task in tasks) <= ahead_s
@@ -371,7 +363,7 @@ def two_lanes(num_normal: int, num_high: int) -> AdmissionQueue[str]:
 def test_high_jobs_go_before_earlier_ones_whatever_their_priorities() -> None:
     queue = two_lanes(num_normal=3, num_high=3)
     assert queue.load(is_high=True) == (3, 3)
-    assert [name for _, name in queue.next(9, running={})] == [
+    assert [name for _, name in queue.next(9, running={}, now=0.0)] == [
         *(f"high-{number}" for number in range(3)),
         *(f"normal-{number}" for number in range(3)),
     ]
@@ -390,7 +382,7 @@ def test_however_high_jobs_come_no_normal_job_starves(seed: int) -> None:
             queue.add(lane("code"), f"high-later-{number}", priority=0, num_bytes=1, now=1.0, is_high=True)
         if not queue.load(is_high=True)[0]:
             continue
-        for _, name in queue.next(1, running={}):
+        for _, name in queue.next(1, running={}, now=0.0):
             num_starts += 1
             num_normal += name.startswith("normal")
             assert num_normal > num_starts * NORMAL_SHARE - 1 - 1e-6
@@ -467,9 +459,9 @@ def test_inside_a_segment_the_order_is_as_if_it_were_alone(seed: int) -> None:
         priority = rng.randint(-3, 3)
         for queue in (together, alone[item[0]]):
             queue.add(lane(), item, priority=priority, num_bytes=1, now=now, segment=item[0])
-    order = [item for _, item in together.next(120, running={})]
+    order = [item for _, item in together.next(120, running={}, now=0.0)]
     for segment, queue in alone.items():
-        expected = [item for _, item in queue.next(120, running={})]
+        expected = [item for _, item in queue.next(120, running={}, now=0.0)]
         assert [item for item in order if item[0] == segment] == expected
 
 
@@ -505,7 +497,7 @@ def test_the_high_lane_goes_first_and_segments_share_it_too() -> None:
     add_jobs(queue, "normal", 50)
     add_jobs(queue, "batch", 50, is_high=True)
     add_jobs(queue, "gold", 10, now=9.0, is_high=True)
-    order = [segment for _, (segment, _) in queue.next(25, running={})]
+    order = [segment for _, (segment, _) in queue.next(25, running={}, now=0.0)]
     assert (order.count("gold"), order.count("batch"), order.count("normal")) == (10, 10, 5)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
+from tests.fixtures.publishing import NOW
 from tests.fixtures.turning import Feeding
 from worker.publishing import RecordedGroup
 from worker.running import SUSPECT_DELAY_S
@@ -284,6 +288,15 @@ def test_a_segment_that_fills_every_buffer_keeps_no_other_out() -> None:
     assert max(order.index(f"gold-{number}") for number in range(5)) <= 8 + 2 * 5
 
 
+def test_jobs_without_a_deadline_that_fill_every_buffer_keep_no_near_deadline_unread() -> None:
+    one = Feeding(num_ahead=1, max_waiting=8)
+    one.send(*(f"plain-{number}" for number in range(300)))
+    one.send(*(f"near-{number}" for number in range(5)), deadline=(NOW + timedelta(seconds=600)).isoformat())
+    order = one.decode_all()
+    assert len(order) == 305
+    assert max(order.index(f"near-{number}") for number in range(5)) <= 8 + 2 * 5
+
+
 def test_what_waits_unread_is_bounded_in_bytes_and_leaves_with_its_partition() -> None:
     one = Feeding(num_ahead=1, max_waiting=3, max_bytes=20_000)
     one.send(*(f"job-{number}" for number in range(50)))
@@ -296,3 +309,67 @@ def test_what_waits_unread_is_bounded_in_bytes_and_leaves_with_its_partition() -
     one.feed.turn()
     assert len(one.feed._unread[False]) == 0
     assert one.queue.load(is_high=False) == (0, 0)
+
+
+def test_the_job_with_the_least_slack_is_claimed_first_and_one_past_its_deadline_ends_at_once() -> None:
+    one = Feeding(num_ahead=1)
+    for job_id, after_s in (("plain", None), ("far", 9000.0), ("near", 60.0), ("over", -1.0)):
+        deadline = {} if after_s is None else {"deadline": (NOW + timedelta(seconds=after_s)).isoformat()}
+        one.send(job_id, **deadline)
+    one.feed.turn()
+    assert [(job.claimed.job_id, job.outcome.status) for job in one.ended] == [("over", "expired")]
+    order = []
+    for _ in range(4):
+        one.feed.turn()
+        order += [started.job_id for started in one.start()]
+    assert order == ["near", "far", "plain"]
+
+
+def test_jobs_that_are_over_make_no_others_be_claimed_ahead() -> None:
+    """Each turn ends some, within a moment. Those that can start are claimed no earlier for it."""
+    one = Feeding(num_ahead=1)
+    over = {"deadline": (NOW - timedelta(seconds=1)).isoformat()}
+    one.send(*(f"over-{number}" for number in range(50)), **over)
+    one.send(*(f"job-{number}" for number in range(50)))
+    for _ in range(60):
+        one.feed.turn()
+    assert (len(one.ended), len(one.feed.ready)) == (50, 1)
+    assert +one.feed._taken == {claimed.ready.line: 1 for claimed in one.start()}
+
+
+def test_what_a_job_takes_is_learned_from_the_texts_that_ended() -> None:
+    """From its claim: what was claimed ahead waits for its start."""
+    one = Feeding(num_ahead=1)
+    one.now = 5.0
+    one.send("first")
+    one.feed.turn()
+    (claimed,) = one.start()
+    one.now = 19.0
+    counts = AcceptanceCounts(100, 100, 0)
+    one.feed.served([(claimed, SimpleNamespace(counts=counts, wall_s=10.0))])  # type: ignore[list-item]
+    one.end([claimed])
+    # 100 tokens took 10 s, after 4 s of waiting; these jobs write up to 8 tokens.
+    assert one.feed.service.expected_s("code", 8) == pytest.approx(4.0 + 0.8)
+    for job_id, within_s in (("lost", 4.7), ("can", 4.9)):
+        one.send(job_id, deadline=(NOW + timedelta(seconds=within_s)).isoformat())
+    one.feed.turn()
+    assert [started.job_id for started in one.start()] == ["can"]
+
+
+def test_fewer_jobs_are_claimed_ahead_while_they_are_long() -> None:
+    """What is claimed is not overtaken any more."""
+    one = Feeding(num_ahead=8)
+    for _ in range(2):
+        one.feed.service.ended("code", num_tokens=100, wall_s=60.0, ahead_s=0.0)
+    one.send(*(f"job-{number}" for number in range(20)))
+    one.feed.turn()
+    assert len(one.feed.ready) == 5, "four slots are free, and one job starts soon"
+    running = one.start(4)
+    one.now += 1.0
+    one.feed.turn()
+    assert len(one.feed.ready) == 1
+    one.end(running[:1])
+    one.start(1)
+    one.now += 1.0
+    one.feed.turn()
+    assert len(one.feed.ready) == 1

@@ -74,6 +74,7 @@ def test_a_job_that_the_engine_refuses_or_that_has_no_room_when_it_is_empty_fail
     turning = Turning(MemoryEngine(20, refused="b"), *jobs)
     turning.turn(5)
     assert turning.outcomes() == {"large": "failed", "a": "succeeded", "b": "failed", "c": "succeeded"}
+    assert turning.feed.num_served == {"a": 1, "c": 1}, "how long jobs take is learned from texts"
     assert turning.feed.lines.total() == 4, "each made room for one claim"
 
 

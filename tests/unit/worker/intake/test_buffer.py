@@ -22,7 +22,7 @@ from worker.intake.partitions import JITTER, Delivery, Watermark, as_sent
 MB = 1 << 20
 
 
-def nobody(task: str, segment: str) -> int:
+def nobody(task: str, segment: str, is_dated: bool) -> int:
     """Nothing that was read waits."""
     return 0
 
@@ -35,7 +35,7 @@ def job_id(one: Delivery) -> str:
 @given(st.integers(0, 2**32))
 def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int) -> None:
     rng, unread, came = Random(seed), Unread(MB), list[str]()
-    read: Counter[tuple[str, str]] = Counter()
+    read: Counter[tuple[str, str, bool]] = Counter()
     sent: dict[str, list[str]] = {}
     for number in range(60):
         segment, name = rng.choice(["", "gold", "batch"]), f"job-{number}"
@@ -53,7 +53,6 @@ def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (None, ""),
         (b"", ""),
         (b"not JSON", ""),
         (b'{"prompt": "x"}', ""),
@@ -68,7 +67,7 @@ def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int
         (b'{"segment": "\\q"}', ""),
     ],
 )
-def test_the_segment_is_found_in_the_bytes_of_a_message(value: bytes | None, expected: str) -> None:
+def test_the_segment_is_found_in_the_bytes_of_a_message(value: bytes, expected: str) -> None:
     assert segment_in(value) == expected
 
 

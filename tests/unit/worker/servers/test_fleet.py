@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from random import Random
 
 import pytest
@@ -29,7 +30,7 @@ from alphaloop.errors import (
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import ASKS_AGAIN_S, Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.load import Flight
+from worker.servers.load import NEITHER, Flight, RequestKind
 from worker.servers.request_body import AskedDrafts
 
 PLAIN = server_of("plain", None, 0, 4)
@@ -247,34 +248,46 @@ def test_a_request_asks_a_server_with_two_drafters_for_either_up_to_the_k_of_tha
     assert next(each for each in fleet.drafters() if each.name == "small") == as_started
 
 
-def test_greedy_and_sampled_requests_take_turns_at_an_endpoint_that_spoils_greedy_texts(clock: Clock) -> None:
-    fleet = fleet_of(clock, replace(NGRAM, spoils=True))
+@pytest.mark.parametrize("other", [RequestKind(is_sampled=True), RequestKind(is_adapted=True)])
+def test_requests_take_turns_at_an_endpoint_whose_texts_are_other_ones_beside_a_kind(
+    clock: Clock, other: RequestKind
+) -> None:
+    fleet = fleet_of(clock, replace(NGRAM, keeps_apart=other))
     choose = partial(fleet.choose, "ngram", is_bound=True)
-    greedy = [fleet.began(name, is_sampled=False) for _ in range(2) if (name := choose(is_sampled=False))]
-    assert len(greedy) == 2
-    assert choose(is_sampled=True) is None
-    assert choose(is_sampled=False) is None, "it would keep the sampled one waiting"
-    for flight in greedy:
+    plain = [fleet.began(name, kind=NEITHER) for _ in range(2) if (name := choose(kind=NEITHER))]
+    assert len(plain) == 2
+    assert choose(kind=other) is None
+    assert choose(kind=NEITHER) is None, "it would keep the other one waiting"
+    for flight in plain:
         fleet.ended(flight)
-    sampled = [fleet.began(name, is_sampled=True) for _ in range(2) if (name := choose(is_sampled=True))]
-    assert len(sampled) == 2
-    assert choose(is_sampled=False) is None
-    for flight in sampled:
+    others = [fleet.began(name, kind=other) for _ in range(2) if (name := choose(kind=other))]
+    assert len(others) == 2
+    assert choose(kind=NEITHER) is None
+    for flight in others:
         fleet.ended(flight)
-    # The greedy one that waited was cancelled.
-    flight = fleet.began(choose(is_sampled=True) or "", is_sampled=True)
-    assert choose(is_sampled=True) == "ngram"
+    # The plain one that waited was cancelled.
+    flight = fleet.began(choose(kind=other) or "", kind=other)
+    assert choose(kind=other) == "ngram"
     fleet.ended(flight)
-    assert choose(is_sampled=False) == "ngram"
+    assert choose(kind=NEITHER) == "ngram"
 
-    fleet = fleet_of(clock, replace(NGRAM, spoils=True), NGRAM_2)
-    fleet.began("ngram", is_sampled=True)
+    fleet = fleet_of(clock, replace(NGRAM, keeps_apart=other), NGRAM_2)
+    fleet.began("ngram", kind=other)
     for _ in range(3):
-        assert fleet.choose("ngram", is_bound=True, is_sampled=False) == "ngram-2"
-    assert {fleet.choose("ngram", is_bound=True, is_sampled=True) for _ in range(20)} == {"ngram-2"}, "the least loaded"
+        assert fleet.choose("ngram", is_bound=True, kind=NEITHER) == "ngram-2"
+    assert {fleet.choose("ngram", is_bound=True, kind=other) for _ in range(20)} == {"ngram-2"}, "the least loaded"
     for _ in range(2):
         fleet.began("ngram-2")
-    assert fleet.choose("ngram", is_bound=True, is_sampled=True) == "ngram", "no request waits for its turn"
+    assert fleet.choose("ngram", is_bound=True, kind=other) == "ngram", "no request waits for its turn"
+
+
+def test_requests_are_kept_apart_by_what_changes_texts_there_and_by_nothing_else(clock: Clock) -> None:
+    kinds = [RequestKind(sampled, adapted) for sampled in (False, True) for adapted in (False, True)]
+    for keeps_apart, first, second in product(kinds, kinds, kinds):
+        fleet = fleet_of(clock, replace(NGRAM, keeps_apart=keeps_apart))
+        fleet.began("ngram", kind=first)
+        differs = any(one != other and apart for one, other, apart in zip(first, second, keeps_apart, strict=True))
+        assert (fleet.choose("ngram", is_bound=True, kind=second) is None) == differs, (keeps_apart, first, second)
 
 
 def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(clock: Clock) -> None:

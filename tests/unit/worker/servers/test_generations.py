@@ -41,6 +41,8 @@ def test_rounds_and_times_are_the_servers_own() -> None:
     assert found.time_to_first_token_s == 1.0 + 0.25 + 0.5, "from the admission on"
     assert found.wall_s == 4.0
     assert found.device_s == 1.5, "half of three seconds, because two were there"
+    assert generation_of("job", REPLY, replace(SENT, share_s=0.7)).device_s == 0.7, "as measured, moment by moment"
+    assert found.served.request_s == 3.0
     assert (found.served.num_rounds, found.served.decode_s, found.served.is_counted) == (4, 2.0, True)
 
 

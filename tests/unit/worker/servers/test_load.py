@@ -161,6 +161,33 @@ def test_the_whole_load_is_never_below_our_own(happened: Sequence[Event]) -> Non
                 assert landing.load.num_elsewhere >= 0
 
 
+@given(events)
+def test_the_shares_of_all_requests_are_the_time_in_which_their_endpoints_had_one(happened: Sequence[Event]) -> None:
+    servers, flights, shared_s, busy_s = World(), list[Flight](), 0.0, 0.0
+    for what, name, number in happened:
+        match what:
+            case "began":
+                flights.append(servers.fleet.began(name))
+            case "passes":
+                servers.clock.pass_s(number / 1000)
+                busy_s += number / 1000 * len({flight.endpoint for flight in flights})
+            case "ended" if flights:
+                shared_s += servers.fleet.ended(flights.pop(number % len(flights))).share_s
+    shared_s += sum(servers.fleet.ended(flight).share_s for flight in flights)
+    assert shared_s == pytest.approx(busy_s)
+
+
+def test_a_request_has_an_equal_share_of_each_moment() -> None:
+    servers = World()
+    first = servers.fleet.began("plain")
+    servers.clock.pass_s(3.0)
+    second = servers.fleet.began("plain")
+    servers.clock.pass_s(1.0)
+    assert servers.fleet.ended(first).share_s == pytest.approx(3 + 1 / 2)
+    servers.clock.pass_s(2.0)
+    assert servers.fleet.ended(second).share_s == pytest.approx(1 / 2 + 2)
+
+
 def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer() -> None:
     world = World()
     world.turn()

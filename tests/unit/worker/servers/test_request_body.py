@@ -99,6 +99,14 @@ def test_no_default_of_a_server_applies_and_every_setting_is_passed_on(kind: Ser
     assert body == expected
 
 
+@pytest.mark.parametrize(("kind", "expected"), [("vllm", -7), ("sglang", 7), ("llama_cpp", None), ("openai", None)])
+def test_a_priority_is_sent_to_servers_that_order_requests_by_it(kind: ServerKind, expected: int | None) -> None:
+    """For vLLM the lower value goes first."""
+    job = make_job("hi").model_copy(update={"priority": 7})
+    assert body_of(kind, "model", job, settings_of(job.body), stream=False).get("priority") == expected
+    assert "priority" not in sent(kind), "0 is every server's own default"
+
+
 def test_the_task_of_traffic_is_sent_and_not_that_of_jobs_that_repeat_prompts() -> None:
     probe = make_job("p").model_copy(update={"purpose": Purpose.PROBE})
     assert "vllm_xargs" not in body_of("vllm", "model", probe, Sampling(max_tokens=7, temperature=0.0), stream=False)

@@ -1,0 +1,120 @@
+"""A simulated week of jobs with deadlines: production's admission beside the same without slack, first come, and two
+clairvoyants.
+
+    python -m benchmarks.week                        # a quarter of an hour: offered loads .9 and 1.3, seven days
+    python -m benchmarks.week --load 1.3 --days 1    # a minute
+
+Arrivals by day and night, three tasks with different acceptance and length, a batch every night, and a worker that dies
+on the third day. The clairvoyants know every length, have one queue for all workers and nothing claimed ahead; of the
+two, the earliest deadline and the least slack, the better one counts. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+from typing import Any, Final
+
+from benchmarks.reporting import checkout, console, machine, parser_of, table_of
+from benchmarks.week.play import CLAIRVOYANT, CONTESTANTS, Play, Played
+from benchmarks.week.world import draw_week
+
+_Work = tuple[float, float, int, int, str]
+_LABELS: Final = {
+    "slack": "alphaloop: bands, then slack",
+    "priority": "priority with age, no slack",
+    "arrival": "first come",
+    "earliest deadline": "clairvoyant, earliest deadline",
+    "least slack": "clairvoyant, least slack",
+}
+
+
+def main() -> None:
+    """Play, print tables and the JSON line."""
+    options = _options()
+    work: list[_Work] = [
+        (load, options.days, options.workers, options.seed, name) for load in options.load for name in CONTESTANTS
+    ]
+    found: defaultdict[float, dict[str, dict[str, Any]]] = defaultdict(dict)
+    with get_context("fork").Pool(options.processes) as pool:
+        for (load, *_, name), figures in pool.imap_unordered(_play, work):
+            found[load][name] = figures
+            console.print(f"  offered {load:g}, {_LABELS[name]}: {figures['met']:.4f} of the deadlines met")
+    for load in options.load:
+        _print(load, found[load])
+    summary = {str(load): {"contestants": by_name, **ratios(by_name)} for load, by_name in found.items()}
+    print(json.dumps({"week": summary, "days": options.days, "machine": machine(), "checkout": checkout()}))
+
+
+def _options() -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("--load", type=float, nargs="+", default=[0.9, 1.3], help="offered, over what workers decode")
+    parser.add_argument("--days", type=float, default=7.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    return parser.parse_args()
+
+
+def _play(work: _Work) -> tuple[_Work, dict[str, Any]]:
+    load, num_days, num_workers, seed, name = work
+    week = draw_week(load=load, num_days=num_days, num_workers=num_workers, seed=seed)
+    played = Play(week, name, num_workers=num_workers, seed=seed).run()
+    return work, {"load": week.load, **figures_of(played)}
+
+
+def figures_of(played: Played) -> dict[str, Any]:
+    """Shares of deadlines met, of all and by stream; waits of the lowest priority, which has no deadlines."""
+    dated = [job for job in played.jobs if job.deadline_s < math.inf]
+    by_stream: defaultdict[str, list[bool]] = defaultdict(list)
+    for job in dated:
+        by_stream[" ".join(filter(None, (job.stream.task, job.stream.segment)))].append(job.ended_s <= job.deadline_s)
+    starts = [job.ended_s - job.at_s for job in played.jobs if job.deadline_s == math.inf]
+    return {
+        "num_dated": len(dated),
+        "met": played.num_met / len(dated),
+        "by_stream": {name: sum(met) / len(met) for name, met in sorted(by_stream.items())},
+        "num_started_in_vain": sum(job.num_starts > 0 and job.is_expired for job in dated),
+        "undated_h": [_hours(starts, share) for share in (0.5, 0.99, 1.0)],
+    }
+
+
+def _hours(seconds: Sequence[float], share: float) -> float:
+    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))] / 3600
+
+
+def ratios(by_name: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """What the bars are about."""
+    ours, best = by_name["slack"]["met"], max(by_name[name]["met"] for name in CLAIRVOYANT)
+    return {"of_the_clairvoyant": ours / best, "over_first_come": ours / by_name["arrival"]["met"]}
+
+
+def _rows(by_name: dict[str, dict[str, Any]]) -> Iterator[list[str]]:
+    for name in CONTESTANTS:
+        figures = by_name[name]
+        median_h, p99_h, most_h = figures["undated_h"]
+        by_stream = [f"{met:.3f}" for met in figures["by_stream"].values()]
+        undated = f"{median_h:.1f} / {p99_h:.1f} / {most_h:.1f}"
+        yield [_LABELS[name], f"{figures['met']:.4f}", *by_stream, str(figures["num_started_in_vain"]), undated]
+
+
+def _print(load: float, by_name: dict[str, dict[str, Any]]) -> None:
+    of = by_name["slack"]
+    title = f"offered load {of['load']:.2f}: share of {of['num_dated']:,} deadlines met"
+    table = table_of(title, "order", "all", *of["by_stream"], "started in vain", "undated, hours: median / 99 % / most")
+    for row in _rows(by_name):
+        table.add_row(*row)
+    console.print(table)
+    found = ratios(by_name)
+    console.print(
+        f"alphaloop over the better clairvoyant: {found['of_the_clairvoyant']:.3f}; "
+        f"over first come: {found['over_first_come']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Plays a week: arrivals, workers, one of which dies and comes back, and what became of every job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from benchmarks.week.contestants import NUM_PARTITIONS, Admission, Clairvoyant, Log, WorkerAdmission
+from benchmarks.week.device import Decisions, WeekDevice
+from benchmarks.week.world import DAY_S, Week, WeekJob
+
+#: A worker dies on the third day at 14:00 and is back after an hour; its jobs wait until their leases have run out.
+DIES_S: Final = 2 * DAY_S + 14 * 3600
+BACK_S: Final = DIES_S + 3600
+LEASE_S: Final = 30.0
+CLAIRVOYANT: Final = ("earliest deadline", "least slack")
+CONTESTANTS: Final = ("slack", "priority", "arrival", *CLAIRVOYANT)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of a week's jobs under one order."""
+
+    jobs: Sequence[WeekJob]
+    busy_s: float
+
+    @property
+    def num_met(self) -> int:
+        """Jobs with a deadline that ended by it."""
+        return sum(job.ended_s <= job.deadline_s < math.inf for job in self.jobs)
+
+
+class Play:
+    """One contestant over one week."""
+
+    def __init__(self, week: Week, contestant: str, *, num_workers: int, seed: int) -> None:
+        self._jobs = [replace(job) for job in week.jobs]
+        self._num_workers = num_workers
+        decisions = Decisions(week.table, seed)
+        self._devices = [WeekDevice(week.table, decisions) for _ in range(num_workers)]
+        self._log = Log()
+        self._clairvoyant = (
+            Clairvoyant(week.table, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
+        )
+        self._knows = contestant
+        self._admissions: list[Admission] = []
+        for number in range(num_workers):
+            self._admissions.append(self._clairvoyant or self._worker_of(number, range(num_workers)))
+        self._is_alive = [True] * num_workers
+
+    def run(self) -> Played:
+        """Until every job has ended or expired."""
+        changes = [(DIES_S, self._die), (BACK_S, self._come_back)] if self._num_workers > 1 else []
+        position, now_s = 0, 0.0
+        waiting: list[tuple[float, list[WeekJob]]] = []  # of the dead worker, until their leases have run out
+        while True:
+            moments = [device.next_s for device in self._devices]
+            moments += [self._jobs[position].at_s] if position < len(self._jobs) else []
+            moments += [at_s for at_s, *_ in (*changes[:1], *waiting[:1])]
+            if (next_s := min(moments)) == math.inf:
+                break
+            now_s = max(now_s, next_s)
+            for device, admission in zip(self._devices, self._admissions, strict=True):
+                admission.charge(device.advance(now_s))
+            while position < len(self._jobs) and self._jobs[position].at_s <= now_s:
+                self._append(self._jobs[position])
+                position += 1
+            while changes and changes[0][0] <= now_s:
+                if lost := changes.pop(0)[1](now_s):
+                    waiting.append((now_s + LEASE_S, lost))
+            while waiting and waiting[0][0] <= now_s:
+                for job in waiting.pop(0)[1]:
+                    self._append(job)
+            self._turn(now_s)
+        return Played(self._jobs, sum(device.busy_s for device in self._devices))
+
+    def _turn(self, now_s: float) -> None:
+        for number, (device, admission) in enumerate(zip(self._devices, self._admissions, strict=True)):
+            if not self._is_alive[number]:
+                continue
+            admission.ended(device.take_ended(), now_s)
+            start, expired = admission.turn(device.by_line, device.num_free, now_s)
+            for job in expired:
+                job.is_expired = True
+            if start:
+                device.start(start)
+
+    def _append(self, job: WeekJob) -> None:
+        if self._clairvoyant is not None:
+            self._clairvoyant.append(job)
+        else:
+            self._log.append(job)
+
+    def _worker_of(self, number: int, alive: Sequence[int]) -> WorkerAdmission:
+        mine = [p for p in range(NUM_PARTITIONS) if alive[p % len(alive)] == number]
+        return WorkerAdmission(self._log, mine, self._knows)
+
+    def _die(self, now_s: float) -> list[WeekJob]:
+        """The last worker dies. The others get its partitions, and its jobs again once their leases have run out."""
+        last = self._num_workers - 1
+        self._is_alive[last] = False
+        lost = self._devices[last].lose_all()
+        if self._clairvoyant is not None:
+            self._clairvoyant.ended(lost, now_s)
+            return [each.job for each in lost]
+        dead = self._admissions[last]
+        assert isinstance(dead, WorkerAdmission)
+        jobs = [*(each.job for each in lost), *dead.claimed()]
+        for job in jobs:
+            self._log.finish(job)  # its record; it is sent again when its lease has run out
+        self._assign([number for number in range(self._num_workers) if self._is_alive[number]])
+        return jobs
+
+    def _come_back(self, now_s: float) -> list[WeekJob]:
+        self._is_alive[-1] = True
+        if self._clairvoyant is None:
+            self._admissions[-1] = self._worker_of(self._num_workers - 1, range(self._num_workers))
+            self._assign(range(self._num_workers))
+        return []
+
+    def _assign(self, alive: Sequence[int]) -> None:
+        for number in alive:
+            mine = [p for p in range(NUM_PARTITIONS) if alive[p % len(alive)] == number]
+            admission = self._admissions[number]
+            assert isinstance(admission, WorkerAdmission)
+            admission.take_over(mine)

@@ -1,0 +1,148 @@
+"""The simulated week: tasks, what they send by day and night, and the device that decodes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from benchmarks.policy.scenario import FILE, Device, read_scenarios
+from benchmarks.policy.slots import SlotTable
+from worker.admission import LaneKey
+
+DAY_S: Final = 86_400.0
+NUM_SLOTS: Final = 8
+DRAFTER: Final = "draft"
+MOST_DRAFT_TOKENS: Final = 7
+#: The device is `laptop` of the policy benchmark with a target and a draft model so many times as slow: a week of jobs
+#: that take a minute is fewer of them than of jobs that take seconds.
+SLOWER: Final = 8.0
+LIMIT_TOKENS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Jobs of one kind. `share` is of the offered load."""
+
+    task: str
+    share: float
+    tokens: float  #: of the median output
+    spread: float  #: standard deviation of the logarithm of the output's length
+    alpha: float  #: of the drafter
+    deadline_s: tuple[float, float] | None  #: the shortest and the longest time to the deadline, spread evenly in logs
+    is_high: bool = False
+    segment: str = ""
+    priority: int = 0
+    nightly_at_s: float | None = None  #: all of a day's jobs come at this time of the day; None: by day and night
+
+
+STREAMS: Final = (
+    Stream("chat", 0.15, 120, 0.6, 0.6, (180.0, 600.0), is_high=True, priority=100),
+    Stream("code", 0.2, 400, 0.6, 0.8, (1800.0, 10_800.0)),
+    Stream("code", 0.15, 400, 0.6, 0.8, (DAY_S, DAY_S), segment="batch", nightly_at_s=22 * 3600.0),
+    Stream("rag", 0.2, 250, 0.8, 0.5, (1800.0, 21_600.0)),
+    Stream("rag", 0.3, 250, 0.8, 0.5, None, priority=-100),
+)
+#: Device time by weight: the batch of `code` has a fifth of its task's, while both wait.
+SEGMENT_WEIGHTS: Final = {"": 4.0, "batch": 1.0}
+
+
+@dataclass(slots=True, eq=False)
+class WeekJob:
+    """A job and what only a clairvoyant knows: its length and its acceptance."""
+
+    number: int
+    stream: Stream
+    at_s: float
+    deadline_s: float
+    num_tokens: int
+    alpha: float
+    lane: LaneKey
+    num_starts: int = 0
+    ended_s: float = math.inf
+    is_expired: bool = False
+
+
+@dataclass(frozen=True)
+class Week:
+    """Jobs in the order of their arrival."""
+
+    jobs: tuple[WeekJob, ...]
+    table: SlotTable
+    device: Device
+    num_days: float
+    load: float  #: offered, over what all workers can decode
+
+
+def yield_at(alpha: float, k: int) -> float:
+    """Expected tokens of a round with k draft tokens, each accepted with probability α after those before it."""
+    return (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def fastest_ms(table: SlotTable, alpha: float) -> float:
+    """Milliseconds a token and sequence with all slots running, at the k that is fastest for this α."""
+    return _fastest_ms(table, round(alpha, 3))
+
+
+@cache
+def _fastest_ms(table: SlotTable, alpha: float) -> float:
+    full = NUM_SLOTS
+    drafted = [table.draft_ms(DRAFTER, full, k) if k else 0.0 for k in range(MOST_DRAFT_TOKENS + 1)]
+    return min((table.pass_ms(full, k) + drafted[k]) / yield_at(alpha, k) for k in range(MOST_DRAFT_TOKENS + 1))
+
+
+def draw_week(*, load: float, num_days: float, num_workers: int, seed: int) -> Week:
+    """The week of this seed, at an offered load of `load` with all of the workers alive."""
+    given = read_scenarios(FILE).devices["laptop"]
+    device = _slower(given)
+    table = SlotTable(device, NUM_SLOTS, {DRAFTER: MOST_DRAFT_TOKENS})
+    rng = np.random.default_rng(seed)
+    capacity_s = num_workers * num_days * DAY_S
+    jobs: list[WeekJob] = []
+    for stream in STREAMS:
+        mean_tokens = stream.tokens * math.exp(stream.spread**2 / 2)
+        job_s = mean_tokens * fastest_ms(table, stream.alpha) / NUM_SLOTS / 1000
+        num_jobs = rng.poisson(load * stream.share * capacity_s / job_s)
+        for at_s in _arrivals(stream, num_jobs, num_days, rng):
+            length = int(np.clip(rng.lognormal(math.log(stream.tokens), stream.spread), 2, LIMIT_TOKENS))
+            logit = math.log(stream.alpha / (1 - stream.alpha)) + 0.4 * rng.standard_normal()
+            within_s = math.inf
+            if stream.deadline_s is not None:
+                low, high = stream.deadline_s
+                within_s = math.exp(rng.uniform(math.log(low), math.log(high)))
+            lane = LaneKey(stream.task, "greedy", "auto", "traffic", "", 0)
+            alpha = 1 / (1 + math.exp(-logit))
+            jobs.append(WeekJob(0, stream, at_s, at_s + within_s, length, alpha, lane))
+    jobs.sort(key=lambda job: job.at_s)
+    for number, job in enumerate(jobs):
+        job.number = number
+    offered_s = sum(job.num_tokens * fastest_ms(table, job.alpha) / NUM_SLOTS / 1000 for job in jobs)
+    return Week(tuple(jobs), table, device, num_days, offered_s / capacity_s)
+
+
+def _slower(device: Device) -> Device:
+    surfaces = {"target": device.target, **device.drafters}
+    slow = {
+        name: surface.model_copy(
+            update={"by_batch": {n: tuple(SLOWER * ms for ms in row) for n, row in surface.by_batch.items()}}
+        )
+        for name, surface in surfaces.items()
+    }
+    return device.model_copy(update={"target": slow.pop("target"), "drafters": slow})
+
+
+def _arrivals(stream: Stream, num_jobs: int, num_days: float, rng: np.random.Generator) -> list[float]:
+    """Most jobs come around 14:00, three times as many as at 2:00; those of a batch at once."""
+    if stream.nightly_at_s is not None:
+        days = rng.integers(0, max(1, math.floor(num_days)), num_jobs)
+        return [float(day) * DAY_S + stream.nightly_at_s for day in days]
+    found: list[float] = []
+    while len(found) < num_jobs:
+        at_s = rng.uniform(0, num_days * DAY_S)
+        rate = (1 + 0.5 * math.sin(2 * math.pi * (at_s / DAY_S - 8 / 24))) / 1.5
+        if rng.random() < rate:
+            found.append(at_s)
+    return found
