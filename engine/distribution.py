@@ -135,9 +135,10 @@ def _masses(blocks: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
 
     In float32: it counts for what does not reach the bound, of which top_p leaves out a part at most.
     """
-    # float32 has no lower temperature, and there all but the best have none.
-    below = blocks.float().sub(best[:, :, None].to(torch.float32)).div_(max(sampling.temperature, 1e-30))
-    return below.exp_().sum(dim=-1)
+    # float32 has no lower temperature, and there all but the best have none. On a CPU torch takes 2 ** x in a fifth of
+    # the time of e ** x.
+    below = blocks.float().sub(best[:, :, None].to(torch.float32)).div_(max(sampling.temperature, 1e-30) * math.log(2))
+    return below.exp2_().sum(dim=-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
