@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from alphaloop.engine import Sampling
 from alphaloop.errors import DecodeFailed
 from engine.distribution import BLOCK, probabilities
 from engine.network.operations import best_tokens
 from engine.proposal import Proposal
-from engine.sampling import Barred, TokenChooser, key_of, token_noise, uniforms
+from engine.sampling import Barred, TokenChooser, drawn_tokens, key_of, token_noise, tokens_of, uniforms
 from tests.fixtures.enumeration import coupled_tokens
 from tests.fixtures.logical_devices import logical_gpus
 from tests.fixtures.models import adjusted, barred_behind
@@ -129,6 +131,32 @@ def test_scores_that_are_not_finite_are_refused(cut: dict[str, float], broken: f
         choice.probabilities(scores)
     with pytest.raises(DecodeFailed, match="not finite"):
         choice.tokens(scores, [0, 1])
+
+
+class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what torch dispatches: on a GPU each call costs the host some microseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_as_many_calls_choose_the_tokens_of_32_jobs_as_that_of_one(cut: dict[str, float], seed: int | None) -> None:
+    row = torch.linspace(-3, 2, 3 * BLOCK)
+    nums = set()
+    for num in (1, 32):
+        jobs = [TokenChooser(f"job-{n}", Sampling(9, 0.8, seed=seed, **cut), 1) for n in range(num)]  # type: ignore[arg-type]
+        with torch.inference_mode(), Calls() as calls:
+            (drawn_tokens if seed is None else tokens_of)(row.expand(num, -1), [(job, 1) for job in jobs])
+        nums.add(calls.num)
+    assert max(nums) <= 60
+    assert len(nums) == 1
 
 
 def noise_of(choice: TokenChooser, position: int, vocabulary: int) -> torch.Tensor:
