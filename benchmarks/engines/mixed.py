@@ -9,6 +9,7 @@ Every contestant plays the same jobs of every round, in an order that is drawn, 
     by task     the same, each task with a k of its own: the ceiling. In rounds before, played with every static k, a
                 task's k was the fastest for its own requests; a second choice gives those k=0 that gained less than 5 %
     decided     jobs through Kafka and a worker that decides for each, over that server alone
+    forced      the same worker, whose jobs ask for vanilla: what Kafka, worker and Postgres take of the same cores
     routed      the same over two servers: one without drafts, and that one with its k of the start
 
 The worker learns before the first measured round, from `--history` jobs a task. A step drafts as long as its longest
@@ -62,7 +63,7 @@ from benchmarks.workers import Client, started_worker
 from worker.servers.client import ServerClient
 from worker.servers.request_body import AskedDrafts, Measured
 
-DECIDED, ROUTED, BY_TASK = "decided", "routed", "by task"
+DECIDED, FORCED, ROUTED, BY_TASK = "decided", "forced", "routed", "by task"
 #: A task whose drafts gain less than this goes without in the second choice of the ceiling: neighbours pay for them.
 _LEAST_GAIN: Final = 1.05
 
@@ -125,9 +126,9 @@ async def straight(
     return Played(seconds, num_tokens, per_token, texts, slices=slices)
 
 
-def _through(client: Client, jobs: Sequence[PromptJob], load: int) -> Played:
+def _through(client: Client, jobs: Sequence[PromptJob], load: int, decoding: str) -> Played:
     """Send the jobs through Kafka to the client's worker."""
-    sent = client.play(jobs, decoding="auto", load=load)
+    sent = client.play(jobs, decoding=decoding, load=load)
     by_id = {job.job_id: job for job in jobs}
     lengths: defaultdict[str, list[int]] = defaultdict(list)
     for result in sent.results:
@@ -218,14 +219,15 @@ def _play(
     options: argparse.Namespace,
     rng: random.Random,
 ) -> dict[str, Played]:
-    names = [*forced, *clients]
+    names = [*forced, *clients, FORCED]
     jobs = draw.round(number)
     played: dict[str, Played] = {}
     for name in rng.sample(names, len(names)):
         if name in forced:
             played[name] = asyncio.run(straight(server, jobs, forced[name], options.load))
         else:
-            played[name] = _through(clients[name], draw.named(jobs, name), options.load)
+            by, decoding = (DECIDED, "vanilla") if name == FORCED else (name, "auto")
+            played[name] = _through(clients[by], draw.named(jobs, name), options.load, decoding)
         console.print(f"round {number}: {name} {played[name].tokens_per_s:.1f} tokens/s")
     return played
 
@@ -256,6 +258,8 @@ def summary(
         "decided_over_ceiling": over(DECIDED, ceiling, rounds),
         "decided_over_best_static": over(DECIDED, best, rounds),
         "decided_over_vanilla": over(DECIDED, "k=0", rounds),
+        "decided_over_forced": over(DECIDED, FORCED, rounds),
+        "forced_over_vanilla": over(FORCED, "k=0", rounds),
         "decided_over_routed": over(DECIDED, ROUTED, rounds),
         "mean_k_decided": {task: round(statistics.mean(lengths), 2) for task, lengths in sorted(chosen.items())},
         "num_rounds": len(rounds),
@@ -268,7 +272,7 @@ def _show(found: Mapping[str, Any]) -> None:
     for name, speed in found["tokens_per_s"].items():
         table.add_row(name, f"{speed:.1f}")
     console.print(table)
-    for name in ("ceiling_over_best_static", *(key for key in found if key.startswith("decided_over"))):
+    for name in (key for key in found if "_over_" in key):
         ratio = found[name]
         words = name.replace("_", " ")
         console.print(f"{words}: {ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]")
