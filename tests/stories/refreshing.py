@@ -15,7 +15,7 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again. No hybrid asks the heads: its look-up would hide most of the wear.
+parent decodes again.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -88,6 +88,11 @@ method = "heads"
 source = "{heads}"
 max_draft_tokens = 3
 
+[models.drafters.both]
+method = "hybrid"
+sources = ["lookup", "heads"]
+max_draft_tokens = 4
+
 [worker]
 http_port = 0
 
@@ -103,12 +108,6 @@ probe_min_device_s = 36000.0
 [refresh]
 automatic = true
 num_threads = {num_threads}
-"""
-_HYBRID: Final = """
-[models.drafters.both]
-method = "hybrid"
-sources = ["lookup", "heads"]
-max_draft_tokens = 4
 """
 _RECIPE: Final = """
 num_draft_tokens_known = 4096
@@ -225,8 +224,6 @@ class Story:
     def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
         num_threads = self.options.threads
         text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
-        if self.options.story is not Told.WORN:
-            text += _HYBRID
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
         return folder
