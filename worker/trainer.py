@@ -66,7 +66,7 @@ LEASE_S: Final = 30.0
 LOOK_S: Final = 2.0
 #: Before another attempt, where this one could not go on.
 AGAIN_AFTER: Final = timedelta(seconds=60)
-#: Of the scheduler of the operating system: jobs go before training.
+#: For the scheduler of the operating system: jobs go before training.
 _NICE: Final = 10
 _AWAY: Final = (StoreUnavailable, BrokerUnavailable, ContentStoreUnavailable)
 

@@ -408,9 +408,7 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     place = f"{message.topic}, partition {message.partition}, offset {message.offset}"
     if delay_s := retry_delay_s(message.topic):
         return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
-    before = (
-        f"behind {message.num_before} messages of its partition" if message.num_before else "first in its partition"
-    )
+    before = f"after {message.num_before} messages of its partition" if message.num_before else "first in its partition"
     return f"waits in Kafka, {before} ({place}{sent}){again}"
 
 
