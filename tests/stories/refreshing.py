@@ -76,7 +76,7 @@ HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
 CANDIDATE: Final = f"{HEADS}-2"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
-#: Jobs after the first wrong draft within which the parent has to decode again.
+#: Jobs after the first wrong draft within which the parent has to be chosen again.
 MOST_JOBS_WORN: Final = 60
 #: Jobs that the candidate drafts for before it wears, and those in which it does.
 _SOUND, _WEARING = 30, 10
