@@ -234,6 +234,10 @@ class Trainer:
         """Keep the candidate, and have workers try it, or servers start with it. Raises Stopped."""
         revision = served_revision(trainee)
         location = self._kept.keep(trainee.out, revision)
+        state, sentence = RefreshState.TRIAL, verdict.sentence()
+        if self._is_served:
+            state = RefreshState.KEPT
+            sentence = f"{self._hook(refresh, held, trainee.name, revision, location)}; {sentence}"
         DraftRegistry(self.database).register_trained(
             trainee.name,
             revision,
@@ -242,10 +246,6 @@ class Trainer:
             figures=judgement,
             parent_revision=refresh.parent_draft_revision,
         )
-        state, sentence = RefreshState.TRIAL, verdict.sentence()
-        if self._is_served:
-            state = RefreshState.KEPT
-            sentence = f"{self._hook(refresh, held, trainee.name, revision, location)}; {sentence}"
         if self._store.trial(
             refresh.id,
             refresh.attempt,

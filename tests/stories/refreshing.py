@@ -15,7 +15,7 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again.
+parent decodes again. No hybrid asks the heads: its look-up would hide most of the wear.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -88,11 +88,6 @@ method = "heads"
 source = "{heads}"
 max_draft_tokens = 3
 
-[models.drafters.both]
-method = "hybrid"
-sources = ["lookup", "heads"]
-max_draft_tokens = 4
-
 [worker]
 http_port = 0
 
@@ -108,6 +103,12 @@ probe_min_device_s = 36000.0
 [refresh]
 automatic = true
 num_threads = {num_threads}
+"""
+_HYBRID: Final = """
+[models.drafters.both]
+method = "hybrid"
+sources = ["lookup", "heads"]
+max_draft_tokens = 4
 """
 _RECIPE: Final = """
 num_draft_tokens_known = 4096
@@ -224,6 +225,8 @@ class Story:
     def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
         num_threads = self.options.threads
         text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
+        if self.options.story is not Told.WORN:
+            text += _HYBRID
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
         return folder
@@ -269,22 +272,20 @@ class Story:
         if not busy:
             raise AlphaloopError(f"expected a task that {HEADS} decode before the refresh, found {drafted_before}")
         self._say(f"they decode {', '.join(busy)} before")
-        log, worn_at = LogFollower(worker.log), None
-        counts: dict[str, int | None] = dict.fromkeys(busy)
+        log, counts = LogFollower(worker.log), dict[str, int | None]()
         for _ in range(MOST_RUNS * len(busy)):
             self._decode(on, jobs.of_one(busy), worker)
-            line = log.find(WORN_ACTION)
-            if line is None:
+            if (line := log.find(WORN_ACTION)) is None:
                 continue
             worn_at = datetime.fromisoformat(field_of(line, WORN_AT) or "")
-            for task in busy:
-                counts[task] = _num_jobs_until(on.database, task, worn_at, parents)
-                self._say(f"{task}: {_choices(on)[task]} decodes, {counts[task]} jobs after the first wrong draft")
-            if all(num is not None for num in counts.values()):
+            changes = {task: DecisionLog(on.database).latest(task, limit=1000) for task in busy}
+            concerned = [task for task in busy if choice_at(changes[task], worn_at) in successors]
+            counts = {task: _num_jobs_until(on.database, task, worn_at, changes[task], parents) for task in concerned}
+            self._say(f"jobs from the first wrong draft until the parent decodes: {counts}")
+            if counts and None not in counts.values():
                 break
-        is_right = all(num is not None and num <= MOST_JOBS_WORN for num in counts.values())
-        found = self._found(on, 0)
-        return {**found, "is_right": is_right, "worn_at": worn_at and worn_at.isoformat(), "num_jobs_until": counts}
+        is_right = bool(counts) and all(num is not None and num <= MOST_JOBS_WORN for num in counts.values())
+        return {**self._found(on, 0), "is_right": is_right, "num_jobs_until": counts}
 
     def _found(self, on: Deployment, num_runs: int) -> dict[str, Any]:
         (refresh,) = RefreshStore(on.database).of(HEADS)
@@ -320,7 +321,7 @@ class Story:
             trainer.stop()
 
     def _until(self, refreshes: RefreshStore, state: RefreshState) -> Refresh:
-        until = time.monotonic() + 900
+        until = time.monotonic() + 1800
         while (refresh := refreshes.of(HEADS)[0]).state is not state:
             if not refresh.is_open or time.monotonic() > until:
                 raise AlphaloopError(f"expected a refresh in {state.value}, found {refresh.state}: {refresh.sentence}")
@@ -417,9 +418,16 @@ def back_at(changes: Sequence[DecisionChange], since: datetime, drafters: Collec
     return max(since, lasting[-1].decided_at) if lasting else None
 
 
-def _num_jobs_until(database: Database, task: str, since: datetime, drafters: Collection[str]) -> int | None:
+def choice_at(changes: Sequence[DecisionChange], moment: datetime) -> str | None:
+    """The drafter that a task's jobs had at a moment; None: vanilla, or nothing yet. `changes`: the newest first."""
+    return next((change.after.drafter for change in changes if change.decided_at <= moment), None)
+
+
+def _num_jobs_until(
+    database: Database, task: str, since: datetime, changes: Sequence[DecisionChange], drafters: Collection[str]
+) -> int | None:
     """Jobs of a task that ended between `since` and the choice of one of the drafters; None: it is not chosen now."""
-    until = back_at(DecisionLog(database).latest(task, limit=1000), since, drafters)
+    until = back_at(changes, since, drafters)
     if until is None:
         return None
     runs = decode_runs.c

