@@ -15,7 +15,7 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again. No hybrid asks the heads: its look-up would hide most of the wear.
+parent decodes again.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -76,7 +76,7 @@ HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
 CANDIDATE: Final = f"{HEADS}-2"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
-#: Jobs after the first wrong draft within which the parent has to decode again.
+#: Jobs after the first wrong draft within which the parent has to be chosen again.
 MOST_JOBS_WORN: Final = 60
 #: Jobs that the candidate drafts for before it wears, and those in which it does.
 _SOUND, _WEARING = 30, 10
@@ -87,6 +87,11 @@ _PROFILE: Final = """
 method = "heads"
 source = "{heads}"
 max_draft_tokens = 3
+
+[models.drafters.both]
+method = "hybrid"
+sources = ["lookup", "heads"]
+max_draft_tokens = 4
 
 [worker]
 http_port = 0
@@ -103,12 +108,6 @@ probe_min_device_s = 36000.0
 [refresh]
 automatic = true
 num_threads = {num_threads}
-"""
-_HYBRID: Final = """
-[models.drafters.both]
-method = "hybrid"
-sources = ["lookup", "heads"]
-max_draft_tokens = 4
 """
 _RECIPE: Final = """
 num_draft_tokens_known = 4096
@@ -225,8 +224,6 @@ class Story:
     def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
         num_threads = self.options.threads
         text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
-        if self.options.story is not Told.WORN:
-            text += _HYBRID
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
         return folder

