@@ -157,7 +157,7 @@ class Promising:
 def main() -> None:
     """Play, print a table and the JSON line."""
     options = _options()
-    weeks, at_random = range(1, options.weeks + 1), options.at_random
+    weeks, at_random = range(options.first, options.first + options.weeks), options.at_random
     work = [(load, options.days, options.workers, seed, at_random) for load in options.load for seed in weeks]
     rows: list[dict[str, Any]] = []
     with get_context("fork").Pool(options.processes) as pool:
@@ -176,6 +176,7 @@ def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--load", type=float, nargs="+", default=[0.9])
     parser.add_argument("--weeks", type=int, default=6)
+    parser.add_argument("--first", type=int, default=1, help="seed of the first week; each further week has the next")
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--at-random", action="store_true", help="batches come at any time, not at times of the day")
