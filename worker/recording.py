@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
 MOST_BYTES_AT_ONCE: Final = 8 << 20
-#: Between the beginnings of two transactions, because one costs some 5 ms of processor time whatever its size. A job
-#: that ends alone does not wait; the others leave time for commit and broker, so that results come within 50 ms.
+#: Between the beginnings of two transactions where jobs end together, because one costs some 5 ms of processor time
+#: whatever its size; the rest of 50 ms is for commit and broker. A job does not wait after one that was recorded alone.
 GATHER_S: Final = 0.03
 _IDLE_WAIT_S: Final = 0.2
 #: Outcomes that wait to be recorded before the loop waits.
@@ -107,7 +107,7 @@ class Recorder:
     tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
-        self._gathered_at = -math.inf
+        self._gather_until = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=MOST_WAITING,
             max_bytes=self.max_bytes,
@@ -135,11 +135,11 @@ class Recorder:
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
-        if (gathering_s := self._gathered_at + GATHER_S - self.clock()) > 0:
+        if (gathering_s := self._gather_until - self.clock()) > 0:
             self.retry.hurry.wait(gathering_s)
         if not (group := self._take(timeout_s)):
             return 0
-        self._gathered_at = self.clock()
+        self._gather_until = self.clock() + GATHER_S if len(group) > 1 else -math.inf
         group, messages = self._record(group)
         self.leases.let_go(job.claimed.job_id for job in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
