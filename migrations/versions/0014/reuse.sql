@@ -41,10 +41,9 @@ BEGIN
     IF missing = '{}' THEN
         GRANT SELECT, INSERT, UPDATE ON reusable_results TO alphaloop_worker;
         GRANT SELECT, INSERT ON reused_results TO alphaloop_worker;
-        GRANT SELECT, UPDATE, DELETE ON reused_results TO alphaloop_scheduler;
+        GRANT SELECT, UPDATE, DELETE ON reusable_results, reused_results TO alphaloop_scheduler;
         GRANT SELECT ON reused_results TO alphaloop_reader;
         -- A key is a digest of a prompt, which whoever guesses the prompt can compute.
-        GRANT SELECT (job_id, decoded_at), UPDATE, DELETE ON reusable_results TO alphaloop_scheduler;
         GRANT SELECT (job_id, decoded_at) ON reusable_results TO alphaloop_reader;
     END IF;
     RETURN missing;
