@@ -154,7 +154,7 @@ def test_equal_jobs_at_the_same_time_are_each_decoded(worker_settings: Settings,
     assert len({result.text for result in found}) == 1
 
 
-def test_a_text_that_is_erased_answers_nobody_and_its_copies_are_erased(desk: Desk, database: Database) -> None:
+def test_a_text_that_is_erased_answers_no_job_and_its_copies_are_erased(desk: Desk, database: Database) -> None:
     desk.ask(job("a"))
     desk.ask(job("b"))
     erased = EraseStore(database).erase(Erasure(("a",)), DEED, None, datetime.now(UTC))
@@ -198,7 +198,7 @@ def test_a_text_older_than_reuse_days_is_decoded_again(desk: Desk, database: Dat
     assert third.reused_from == "b"
 
 
-def test_a_text_whose_job_is_gone_answers_nobody(desk: Desk, database: Database) -> None:
+def test_a_text_whose_job_is_gone_answers_no_job(desk: Desk, database: Database) -> None:
     desk.ask(job("a"))
     database.change(text("DELETE FROM jobs"))
     (second,) = desk.ask(job("b"))
@@ -215,7 +215,7 @@ def test_a_look_up_that_fails_costs_no_job(desk: Desk, monkeypatch: pytest.Monke
     assert (second.reused_from, bool(second.text)) == (None, True)
 
 
-def test_a_result_without_its_text_answers_nobody(desk: Desk, database: Database) -> None:
+def test_a_result_without_its_text_answers_no_job(desk: Desk, database: Database) -> None:
     """Where it lies elsewhere, it may be deleted with its own job; where a release before erased it, it has none."""
     desk.ask(job("a"))
     reference = ContentReference.to("file:///texts/a", b"text").model_dump_json()
