@@ -117,6 +117,38 @@ class AcceptanceCounts:
         `num_tested` the depths at which a token was tested: the accepted path may end at a leaf. `num_forced` tokens
         of the text came with the round besides; they are in none of the other numbers.
         """
+        rounds = RunningCounts()
+        rounds.take_round(
+            num_proposed, num_accepted, num_emitted=num_emitted, num_tested=num_tested, num_forced=num_forced
+        )
+        return self + rounds.counts
+
+
+class RunningCounts:
+    """Rounds that are counted while a text is decoded; `counts` are those of `AcceptanceCounts.with_round`.
+
+    A round adds to a few numbers, whatever its length. Positions are added up when the counts are wanted.
+    """
+
+    __slots__ = ("_by_accepted", "_by_proposed", "_by_trials", "num_cropped", "num_forced", "rounds")
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.num_cropped = 0
+        self.num_forced = 0
+        # Rounds by how many positions were proposed, tested and accepted, from 0.
+        self._by_proposed, self._by_trials, self._by_accepted = [0], [0], [0]
+
+    def take_round(
+        self,
+        num_proposed: int,
+        num_accepted: int,
+        *,
+        num_emitted: int,
+        num_tested: int | None = None,
+        num_forced: int = 0,
+    ) -> None:
+        """Count one more round, as `AcceptanceCounts.with_round` says."""
         reached = min(num_proposed, num_accepted + 1)
         tested = reached if num_tested is None else num_tested
         if not (0 <= num_accepted <= tested <= reached and 0 <= num_emitted <= num_accepted + 1 and num_forced >= 0):
@@ -124,19 +156,35 @@ class AcceptanceCounts:
                 f"expected 0 ≤ accepted ≤ tested ≤ proposed, tested and emitted ≤ accepted + 1, and forced ≥ 0, "
                 f"found {num_accepted}, {tested}, {num_proposed}, emitted {num_emitted} and forced {num_forced}"
             )
-        cut = num_emitted <= num_accepted
-        accepted = min(num_accepted, num_emitted)
-        offered = accepted if cut else num_proposed
-        trials = accepted if cut else tested
-        return self + AcceptanceCounts(
-            rounds=1,
-            num_empty_rounds=0 if offered else 1,
-            num_cropped=accepted + 1 - num_emitted,
-            proposed=(1,) * offered,
-            trials=(1,) * trials + (0,) * (offered - trials),
-            accepts=(1,) * accepted + (0,) * (offered - accepted),
-            num_forced=num_forced,
+        if num_emitted <= num_accepted:
+            num_accepted = tested = num_proposed = num_emitted
+        self.rounds += 1
+        self.num_cropped += num_accepted + 1 - num_emitted
+        self.num_forced += num_forced
+        if (num_new := num_proposed + 1 - len(self._by_proposed)) > 0:
+            for by_length in (self._by_proposed, self._by_trials, self._by_accepted):
+                by_length += [0] * num_new
+        self._by_proposed[num_proposed] += 1
+        self._by_trials[tested] += 1
+        self._by_accepted[num_accepted] += 1
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of all rounds taken."""
+        return AcceptanceCounts(
+            rounds=self.rounds,
+            num_empty_rounds=self._by_proposed[0],
+            num_cropped=self.num_cropped,
+            proposed=_at_least(self._by_proposed),
+            trials=_at_least(self._by_trials),
+            accepts=_at_least(self._by_accepted),
+            num_forced=self.num_forced,
         )
+
+
+def _at_least(by_length: Sequence[int]) -> tuple[int, ...]:
+    """How many rounds have that length or more, by length from 1."""
+    return tuple(accumulate(reversed(by_length)))[-2::-1]
 
 
 #: The round that every job begins with: one token and no draft.

@@ -74,16 +74,16 @@ class SearchedText:
     earlier: EarlierTexts | None  #: None: this task's results are not remembered
     predicted: EarlierTexts | None = None  #: what came with its job
 
-    def continuations(self, num_tokens: int) -> list[tuple[float, list[int]]]:
+    def continuations(self, num_tokens: int) -> list[tuple[float, Sequence[int]]]:
         """The match length of each occurrence, and `num_tokens` tokens after it: its own first, then earlier results'.
 
         Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
         """
         text, end = self.text, len(self.text)
         self.index.advance(end - 1)
-        occurrences: list[tuple[float, list[int]]] = []
+        occurrences: list[tuple[float, Sequence[int]]] = []
         for length, place in self.index.matches(text):
-            following = list(text[place : place + num_tokens])
+            following = tuple(text[place : place + num_tokens])
             if len(following) < num_tokens:
                 following = (following * (num_tokens // (end - place) + 1))[:num_tokens]
             occurrences.append((length, following))
@@ -174,16 +174,23 @@ def _chain(agreeing: list[_Weighed], num_tokens: int, min_probability: float) ->
     together: list[float] = []
     probability = 1.0
     for depth in range(num_tokens):
-        by_token = _weights(agreeing, depth)
-        if not by_token:
-            break
-        token = max(by_token, key=by_token.__getitem__)
-        probability *= by_token[token] / (sum(by_token.values()) + NOVELTY)
+        if len(agreeing) == 1:  # nothing to choose from
+            following, weight = agreeing[0]
+            if depth == len(following):
+                break
+            token, total = following[depth], weight
+        else:
+            by_token = _weights(agreeing, depth)
+            if not by_token:
+                break
+            token = max(by_token, key=by_token.__getitem__)
+            weight, total = by_token[token], sum(by_token.values())
+            agreeing = _with(agreeing, depth, token)
+        probability *= weight / (total + NOVELTY)
         if probability < min_probability:
             break
         tokens.append(token)
         together.append(probability)
-        agreeing = _with(agreeing, depth, token)
     return Continuations(tokens, None, together)
 
 
@@ -284,17 +291,25 @@ class SuffixIndex:
         if n > longest:
             return occurrences
         tokens, before, dropped = self._tokens, self._before, self._num_dropped
-        wanted = suffix[: -longest - 1 : -1]
+        whole = suffix[-longest:]
+        wanted = whole[::-1]
+        # As the tokens are held, so that the longest matches, of which a text that repeats itself has many, cost one
+        # comparison.
+        whole = array(tokens.typecode, whole) if isinstance(tokens, array) else whole
         place = self._latest.get(hash(tuple(wanted[n - 1 :: -1])), -1) - dropped
         for _ in range(MAX_OCCURRENCES):
             if place < 0:
                 break
-            length = 0
-            for token in wanted:
-                if length > place or tokens[place - length] != token:
-                    break
-                length += 1
+            length, following = 0, place + 1
+            first = following - longest
+            if first >= 0 and tokens[first] == wanted[-1] and tokens[first:following] == whole:
+                length = longest
+            else:
+                for token in wanted:
+                    if length > place or tokens[place - length] != token:
+                        break
+                    length += 1
             if length >= n:
-                occurrences.append((length, place + 1))
+                occurrences.append((length, following))
             place = before[place] - dropped
         return occurrences

@@ -211,6 +211,20 @@ batches: Final = _table(
     _index("ix_batches_open", "id", where="is_open"),
 )
 
+#: What was said of the ends of batches, and what came; a row stays as it was said.
+promised_ends: Final = _table(
+    "promised_ends",
+    ["batch_id", "promised_at"],
+    _columns(Text, "batch_id"),
+    _instants("promised_at"),
+    _columns(Integer, "num_total", "num_open"),
+    _instants("ends_at", "earliest_at", "latest_at", "ended_at", nullable=True),
+    _columns(Double, "median_s", "sd_s", nullable=True),
+    _columns(Text, "why", nullable=True),
+    _index("ix_promised_ends_promised_at", "promised_at"),
+    _index("ix_promised_ends_ended_at", "ended_at", where="ended_at IS NOT NULL"),
+)
+
 audit: Final = _table(
     "audit",
     ["id"],

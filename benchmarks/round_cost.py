@@ -5,8 +5,9 @@
 
 A tiny model of random weights through plain torch operations, as on a GPU; on one thread of a CPU, so that a call costs
 what the host pays for it. Outside the pass is what is left of a step without `LanguageModel.read`: proposing,
-verification, texts, counts. A call is an operation that torch dispatches; a wait is one whose result the host reads, so
-that it waits for a GPU. Both are counted in a round of their own. Times are medians over rounds, then over repeats.
+verification, texts, counts; no text is scored for another drafter (`engine.scoring`). A call is an operation that torch
+dispatches; a wait is one whose result the host reads, so that it waits for a GPU. Both are counted in a round of their
+own. Times are medians over rounds, then over repeats.
 Last line: JSON.
 """
 
@@ -164,7 +165,7 @@ def _engine(folder: Path, vocabulary: int, num_slots: int) -> TransformersEngine
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     target = TargetSettings(name="tiny", source=str(folder), dtype="float32", device="cpu")
-    lookup = LookupDrafterSettings()
+    lookup = LookupDrafterSettings(shadow_share=0)  # what scores texts between rounds has a limit of its own
     return load_engine(ModelSettings(target=target, drafters={"lookup": lookup}), num_slots=num_slots)
 
 

@@ -109,6 +109,8 @@ class Answer:
         """Text added since the last call, as far as it has become certain; one delta for each part of the answer."""
         text = self._stream.take_delta()
         if self._reader is None:
+            if not text and not self._spec.is_streamed:
+                return []
             pieces = [AnswerPiece(text)] if text else []
         else:
             pieces = self._reader.take(text, is_last=is_last)

@@ -1,7 +1,7 @@
-"""The rules of drawn tokens, for all sequences of a round whose distributions are cut alike.
+"""The rules of drawn drafts, for all sequences of a round whose distributions are cut alike.
 
-Whether a draft is accepted once it is tried, and which token the target adds in a row in which no draft is, follow from
-the row and from uniform numbers of their own, not from what was accepted before. So both are computed for every row at
+Whether a drawn draft is accepted once it is tried, and which token is drawn in a row in which none is, follow from the
+row and from uniform numbers of their own, not from what was accepted before. So both are computed for every row at
 once, of chains and trees of whatever length, and read with one wait for the device. Then the host follows each path.
 `engine.verification` says which rule is for what.
 """
@@ -11,111 +11,88 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.distribution import draw_rows
 from engine.proposal import DraftDistributions, Proposal
 from engine.verdict import DraftVerdict
 
-_T = TypeVar("_T")
 
-
-def verify_drawn(
-    p: Tensor, ids: Tensor | None, proposals: SequenceOf[Proposal], uniforms: NDArray[np.float64]
-) -> list[DraftVerdict]:
+def verify_drawn(p: Tensor, proposals: SequenceOf[Proposal], uniforms: NDArray[np.float64]) -> list[DraftVerdict]:
     """One verdict a proposal.
 
-    `p` [rows, columns]: the target's probabilities (float64), 1 + len(tokens) rows a proposal, one proposal after the
-    other; they are used up. `ids` [rows, columns]: the token of each column; None: column i is token i, which drawn
-    proposals need. `uniforms` [rows]: independent draws from [0, 1), of each proposal one a draft, and the last for the
-    token that the target adds.
+    `p` [rows, vocabulary]: the target's probabilities (float64), 1 + len(tokens) rows a proposal, one proposal after
+    the other; they are used up. `uniforms` [rows]: independent draws from [0, 1), of each proposal one a draft, and the
+    last for the token that the target adds.
     """
     plan = _plan(proposals)
-    left = _Left(p, ids, uniforms)
+    left = _Left(p, uniforms)
     if plan.blocks:
         left.judge_blocks(plan.blocks)
     left.try_drawn(plan.drawn)
-    for trials in plan.certain:
-        left.try_certain(trials)
-    last = [begin + len(proposal.tokens) for begin, proposal in zip(plan.begins, proposals, strict=True)]
-    tokens, accepted = left.read(np.repeat(uniforms[last], np.diff([*plan.begins, len(p)])))
-    return [
-        _followed(proposal, tokens[begin : end + 1], accepted[begin:end])
-        for begin, end, proposal in zip(plan.begins, last, proposals, strict=True)
-    ]
+    tokens, accepted = left.read(uniforms[plan.numbers])
+    verdicts, begin = [], 0
+    for proposal in proposals:
+        end = begin + len(proposal.tokens)
+        verdicts.append(followed(proposal, tokens[begin : end + 1], accepted[begin:end]))
+        begin = end + 1
+    return verdicts
 
 
 @dataclass(slots=True)
-class _Trials:
-    """Children of equal rank among their siblings, at most one a parent."""
+class _Siblings:
+    """Children of equal rank among their siblings, drawn without replacement: at most one a parent."""
 
     rows: list[int] = field(default_factory=list)  #: of their parents
     tokens: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  #: of their uniform numbers
-
-
-@dataclass(slots=True)
-class _Siblings(_Trials):
-    """Those that were drawn without replacement."""
-
-    q: list[DraftDistributions] = field(
-        default_factory=list
-    )  #: of the first rank: what the first sibling was drawn from
+    q: list[DraftDistributions] = field(default_factory=list)  #: of the first rank: what the first was drawn from
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Which rows and tokens every rule is about."""
 
-    begins: list[int] = field(default_factory=list)  #: each proposal's first row
     blocks: list[tuple[int, Proposal]] = field(default_factory=list)  #: with their first rows
     drawn: list[_Siblings] = field(default_factory=list)  #: by rank
-    certain: list[_Trials] = field(default_factory=list)  #: by rank: tokens that follow from the text
+    #: Of each row the uniform number that its token is drawn with. No path comes by a number twice: a drawn draft is
+    #: tried with a number of its own, and its row has that of the row before it; any other's row has its own.
+    numbers: list[int] = field(default_factory=list)
 
 
 def _plan(proposals: SequenceOf[Proposal]) -> _Plan:
     plan, begin = _Plan(), 0
     for proposal in proposals:
-        plan.begins.append(begin)
-        num_in_block = _num_in_block(proposal)
+        num_in_block, num_drawn = _num_in_block(proposal), 0 if proposal.q is None else len(proposal.q)
         if num_in_block:
             plan.blocks.append((begin, proposal))
         if proposal.parents is not None:
-            _plan_tree(plan, proposal, proposal.parents, begin, num_in_block)
-        elif proposal.tokens and not num_in_block:
-            trials, rows = _of_rank(plan.certain, 0, _Trials), range(begin, begin + len(proposal.tokens))
-            trials.rows += rows
-            trials.tokens += proposal.tokens
-            trials.places += rows
+            _plan_siblings(plan, proposal, proposal.parents[:num_drawn], begin, num_in_block)
+        plan.numbers.append(begin + len(proposal.tokens))
+        for place in range(len(proposal.tokens)):
+            parent = place - 1 if proposal.parents is None else proposal.parents[place]
+            plan.numbers.append(plan.numbers[begin + parent + 1] if place < num_drawn else begin + place)
         begin += 1 + len(proposal.tokens)
     return plan
 
 
-def _plan_tree(plan: _Plan, proposal: Proposal, parents: SequenceOf[int], begin: int, num_in_block: int) -> None:
-    num_drawn, ranks = 0 if proposal.q is None else len(proposal.q), Counter[int]()
+def _plan_siblings(plan: _Plan, proposal: Proposal, parents: SequenceOf[int], begin: int, num_in_block: int) -> None:
+    ranks = Counter[int]()
     for place in range(num_in_block, len(parents)):
         parent = parents[place]
         rank = ranks[parent]
-        trials: _Trials
-        if place < num_drawn and proposal.q is not None:
-            trials = siblings = _of_rank(plan.drawn, rank, _Siblings)
-            if not rank:
-                siblings.q.append(proposal.q[place : place + 1])
-        else:
-            trials = _of_rank(plan.certain, rank, _Trials)
-        trials.rows.append(begin + parent + 1)
-        trials.tokens.append(proposal.tokens[place])
-        trials.places.append(begin + place)
+        plan.drawn.extend(_Siblings() for _ in range(len(plan.drawn), rank + 1))
+        siblings = plan.drawn[rank]
+        if not rank and proposal.q is not None:
+            siblings.q.append(proposal.q[place : place + 1])
+        siblings.rows.append(begin + parent + 1)
+        siblings.tokens.append(proposal.tokens[place])
+        siblings.places.append(begin + place)
         ranks[parent] += 1
-
-
-def _of_rank(by_rank: list[_T], rank: int, kind: type[_T]) -> _T:
-    by_rank += [kind() for _ in range(len(by_rank), rank + 1)]
-    return by_rank[rank]
 
 
 def _num_in_block(proposal: Proposal) -> int:
@@ -129,9 +106,8 @@ def _num_in_block(proposal: Proposal) -> int:
 class _Left:
     """What is left to be drawn from in every row, as one rule after the other takes drafts out."""
 
-    def __init__(self, p: Tensor, ids: Tensor | None, uniforms: NDArray[np.float64]) -> None:
-        self._left, self._ids, self._uniforms = p, ids, uniforms
-        self._sums: Tensor | None = None  # of each row
+    def __init__(self, p: Tensor, uniforms: NDArray[np.float64]) -> None:
+        self._left, self._uniforms = p, uniforms
         self._places: list[int] = []
         self._accepted: list[Tensor] = []  # of these places
 
@@ -165,7 +141,6 @@ class _Left:
         passing = torch.where(is_last > 0, after, following / (following + 1 - after))
         self._accept(places, self._uniforms_at(places) < passing)
         self._left[rows] = _still_left(residuals, p)
-        self._sums = None
 
     def try_drawn(self, by_rank: SequenceOf[_Siblings]) -> None:
         """Siblings that were drawn without replacement: x is accepted with probability min(1, r(x) / q(x))."""
@@ -184,29 +159,10 @@ class _Left:
             self._accept(trials.places, self._uniforms_at(trials.places) * q.of(tokens) < share)
             self._left[rows] = _still_left(q.taken_from(left).clamp_min(0.0), left)
             q = q.without(tokens)
-        self._sums = None
-
-    def try_certain(self, trials: _Trials) -> None:
-        """Tokens that follow from the text: x is accepted with probability r(x), and r loses it."""
-        rows, tokens = self._indices(trials.rows, trials.tokens)
-        sums = self._left.sum(dim=1) if self._sums is None else self._sums
-        if self._ids is None:
-            columns, shares = tokens, self._left[rows, tokens]
-        else:
-            shares, columns = self._left[rows].where(self._ids[rows] == tokens[:, None], 0.0).max(dim=1)
-        self._accept(trials.places, self._uniforms_at(trials.places) * sums[rows] < shares)
-        self._left.index_put_((rows, columns), -shares, accumulate=True)
-        sums = self._left.sum(dim=1)
-        # Where rounding alone rejects a certain token nothing would be left: there it stays.
-        restored = shares.where(sums[rows] <= 0, 0.0)
-        self._left.index_put_((rows, columns), restored, accumulate=True)
-        self._sums = sums.index_put_((rows,), restored, accumulate=True)
 
     def read(self, uniforms: NDArray[np.float64]) -> tuple[list[int], list[bool]]:
         """The token that each row adds, drawn at its own of `uniforms`, and whether the draft at each place stays."""
-        tokens = draw_rows(self._left, torch.from_numpy(uniforms).to(self._left.device))
-        if self._ids is not None:
-            tokens = self._ids.gather(1, tokens[:, None]).squeeze(1)
+        tokens = draw_rows(self._left, torch.from_numpy(uniforms[:, None]).to(self._left.device)).squeeze(1)
         numbers: list[int] = (torch.cat((tokens, *self._accepted)) if self._accepted else tokens).tolist()
         accepted = [False] * len(tokens)
         for place, is_accepted in zip(self._places, numbers[len(tokens) :], strict=True):
@@ -232,33 +188,28 @@ def _still_left(residuals: Tensor, before: Tensor) -> Tensor:
     return torch.where((residuals > 0).any(dim=1, keepdim=True), residuals, before)
 
 
-def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Columns drawn in proportion to `weights` [rows, columns], one a row, by inverting its cumulative sum: [rows].
+def followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[bool] = ()) -> DraftVerdict:
+    """The path through a tree or a drawn chain; `tokens` [1 + len(tokens)] are what the target has drawn in each row.
 
-    `uniforms` [rows]: below 1.
+    `accepted` [len(tokens)] says which drawn drafts stay. Any other stays where the target has drawn it too: of equal
+    siblings, whose rows draw by themselves, the first.
     """
-    cumulative = weights.cumsum(dim=-1)
-    # A uniform is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
-    # by a bit where there is no weight.
-    places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return torch.where(weights.gather(1, places) > 0, places, weights.argmax(dim=-1, keepdim=True)).squeeze(1)
-
-
-def _followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[bool]) -> DraftVerdict:
-    """The path of one sequence through its own `tokens` [1 + len(tokens)] and `accepted` [len(tokens)]."""
-    num_in_block = _num_in_block(proposal)
+    num_in_block, num_drawn = _num_in_block(proposal), 0 if proposal.q is None else len(proposal.q)
     num_accepted = max((place + 1 for place in range(num_in_block) if accepted[place]), default=0)
     if proposal.parents is None:
-        if not num_in_block:
-            num_accepted = next((place for place, stays in enumerate(accepted) if not stays), len(accepted))
         return DraftVerdict(num_accepted, tokens[num_accepted])
     branch = list(range(num_accepted))
     num_tested = min(num_accepted + 1, num_in_block)
     while True:
-        siblings = [place for place in proposal.children(branch[-1] if branch else -1) if place >= num_in_block]
+        row = branch[-1] + 1 if branch else 0
+        siblings = [place for place in proposal.children(row - 1) if place >= num_in_block]
         if siblings:
             num_tested = len(branch) + 1
-        taken = next((place for place in siblings if accepted[place]), None)
-        if taken is None:
-            return DraftVerdict(len(branch), tokens[branch[-1] + 1 if branch else 0], tuple(branch), num_tested)
+        stays = (
+            place
+            for place in siblings
+            if (accepted[place] if place < num_drawn else proposal.tokens[place] == tokens[row])
+        )
+        if (taken := next(stays, None)) is None:
+            return DraftVerdict(len(branch), tokens[row], tuple(branch), num_tested)
         branch.append(taken)

@@ -11,9 +11,8 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -369,14 +368,16 @@ class TransformersEngine(Engine):
 
         Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
         """
-        self._copy_prefixes(batch)
+        if unread := self._unread(batch):
+            self._copy_prefixes(unread, batch)
+            unread = self._unread(batch)
         began = time.perf_counter()
-        pending = [sequence for sequence in batch if self._is_pending(sequence)]
+        pending = [sequence for sequence in batch if sequence not in unread] if unread else batch
         asks = {sequence.job_id: sequence.ask() for sequence in pending}
         proposals = self._propose(round_, pending, asks)
         judged = [(sequence, sequence.fit(proposals[sequence.job_id], asks[sequence.job_id])) for sequence in pending]
         round_.draft_s = time.perf_counter() - began
-        prompts = self._prompts(batch)
+        prompts = self._prompts(unread, batch) if unread else []
         reads = [_verifying(sequence, proposal) for sequence, proposal in judged]
         round_.proposed_by_job = {sequence.job_id: len(draft.tokens) for sequence, draft in judged if draft.tokens}
         reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
@@ -393,8 +394,10 @@ class TransformersEngine(Engine):
         for number, ((sequence, proposal), verdict) in reversed(list(enumerate(zip(judged, verdicts, strict=True)))):
             if self._num_unread(sequence):
                 self._keep_accepted(states, number, sequence, verdict)
-            with _failing_alone(sequence):
+            try:
                 round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+            except Exception as error:
+                _fail_alone(sequence, error)
         round_.context = sum(self._cache.lengths[sequence.slot] for sequence in batch) // len(batch)
 
     def _begin_masks(self, judged: list[tuple[Sequence, Proposal]]) -> None:
@@ -412,7 +415,9 @@ class TransformersEngine(Engine):
         """Keep keys, values and states of what read `number` has of the text, without rejected drafts."""
         sequence.drafting.is_first_drafted |= not sequence.has_begun
         fresh = sequence.num_fresh
-        columns = (*range(fresh), *(index + fresh for index in verdict.path))
+        columns: SequenceOf[int] = range(fresh + verdict.num_accepted)
+        if verdict.branch is not None:
+            columns = (*range(fresh), *(index + fresh for index in verdict.branch))
         self._keep_states(states, number, sequence, columns)
         self._cache.keep(sequence.slot, columns)
 
@@ -432,9 +437,8 @@ class TransformersEngine(Engine):
             first = self._cache.lengths[sequence.slot]
             sequence.drafting.states.add(first, len(columns), states.of(number, columns, taps))
 
-    def _copy_prefixes(self, batch: list[Sequence]) -> None:
+    def _copy_prefixes(self, unread: list[Sequence], batch: list[Sequence]) -> None:
         """Give slots what they need not read: from the prefix cache, and then from what other slots hold."""
-        unread = self._unread(batch)
         self._prefix_cache.copy_into(unread)
         copy_prefixes(self._cache, unread, batch)
 
@@ -447,7 +451,7 @@ class TransformersEngine(Engine):
         by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
         for sequence in pending:
             ask = asks[sequence.job_id]
-            if (drafter := sequence.drafting.of_next_round) is not None and ask is not None and ask.num_tokens > 0:
+            if ask is not None and ask.num_tokens > 0 and (drafter := sequence.drafting.of_next_round) is not None:
                 by_drafter[drafter.name].append(ask)
         has_failed = False
         by_job = {sequence.job_id: sequence for sequence in pending}
@@ -477,9 +481,8 @@ class TransformersEngine(Engine):
         round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.job_id not in vanilla)
         return proposals
 
-    def _prompts(self, batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
+    def _prompts(self, unread: list[Sequence], batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
-        unread = self._unread(batch)
         # If most sequences wait for their prompts, reading prompts comes first.
         is_hurried = any(sequence.spec.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
         room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
@@ -675,19 +678,17 @@ def _deltas(batch: SequenceOf[Sequence]) -> tuple[TokenDelta, ...]:
     """The text that every sequence has added."""
     deltas: list[TokenDelta] = []
     for sequence in batch:
-        with _failing_alone(sequence):
+        try:
             deltas += sequence.take_deltas()
+        except Exception as error:
+            _fail_alone(sequence, error)
     return tuple(deltas)
 
 
-@contextmanager
-def _failing_alone(sequence: Sequence) -> Iterator[None]:
-    """Whatever is raised inside, the text of this sequence is the cause: it fails, and the others go on."""
-    try:
-        yield
-    except Exception as error:
-        log.error("a text cannot be read", exc_info=error, extra={"action": "text_unreadable"})
-        sequence.failure = DecodeFailed(f"reading the text failed: {reason_of(error)}")
+def _fail_alone(sequence: Sequence, error: Exception) -> None:
+    """Let a sequence fail whose own text raised `error`, while the others go on."""
+    log.error("a text cannot be read", exc_info=error, extra={"action": "text_unreadable"})
+    sequence.failure = DecodeFailed(f"reading the text failed: {reason_of(error)}")
 
 
 def _verifying(sequence: Sequence, proposal: Proposal) -> Read:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts, added
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts, RunningCounts, added
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import DrafterCounts, ProposalShape, Sampling, ShadowCounts
 from alphaloop.errors import DecodeFailed
@@ -154,7 +154,7 @@ class Proposal:
     @property
     def trial_depths(self) -> list[int]:
         """The same without forced tokens, which are no trials: of such a token, the depth of the one before it."""
-        if FORCED not in self.proposers:
+        if not self.proposers or FORCED not in self.proposers:
             return self.depths
         depths: list[int] = []
         for index, proposer in enumerate(self.proposers):
@@ -324,8 +324,13 @@ class _Rounds:
     state: DrafterState
     longest: int  #: most tokens that a round was allowed
     shortest: int  #: fewest that a round was allowed
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    running: RunningCounts = field(default_factory=RunningCounts)
     chances: list[int] = field(default_factory=list)
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of its rounds up to now."""
+        return self.running.counts
 
     def reach(self, num: int) -> None:
         """The first positions of a round were chances. Without one, it is a round without any."""
@@ -369,9 +374,10 @@ class RoundCounts:
         AcceptanceCounts.with_round. A position is a chance where it was asked for and all before it were accepted, as
         far as the text goes.
         """
-        rounds = self._drafters.setdefault(drafter.name, _Rounds(drafter, num_allowed, num_allowed))
+        if (rounds := self._drafters.get(drafter.name)) is None:
+            rounds = self._drafters[drafter.name] = _Rounds(drafter, num_allowed, num_allowed)
         rounds.longest, rounds.shortest = max(rounds.longest, num_allowed), min(rounds.shortest, num_allowed)
-        rounds.counts = rounds.counts.with_round(
+        rounds.running.take_round(
             num_proposed, num_accepted, num_emitted=num_emitted, num_tested=num_tested, num_forced=num_forced
         )
         rounds.reach(min(num_asked, num_emitted))
@@ -385,9 +391,9 @@ class RoundCounts:
         if not self._by_proposer:
             if not proposal.proposers:
                 return
-            for name, rounds in self._drafters.items():
-                if rounds.counts.trials:
-                    self._by_proposer[name] = list(rounds.counts.trials), list(rounds.counts.accepts)
+            for name, counts in ((name, rounds.counts) for name, rounds in self._drafters.items()):
+                if counts.trials:
+                    self._by_proposer[name] = list(counts.trials), list(counts.accepts)
         depth = 0
         for place in range(min(len(path) + 1, num_emitted)):
             siblings = proposal.children(path[place - 1] if place else -1)
@@ -432,6 +438,8 @@ class RoundCounts:
         their draft is unknown, and the rounds whose length is known are a biased sample.
         """
         gate, others = self.sharing.get(drafter, (0.0, ()))
+        if not others:
+            return
         num_tokens = len(proposal.tokens)
         is_closed = bool(num_tokens) and _closing(proposal, gate) is not None
         for other in others:
@@ -447,9 +455,7 @@ class RoundCounts:
             accepted = min(num_accepted, known)
             emitted = min(accepted + 1, num_emitted)
             depth = limit if not is_whole and not other.min_probability else known
-            rounds.counts = rounds.counts.with_round(
-                depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1)
-            )
+            rounds.running.take_round(depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1))
             # Beyond the asked length only the ends of drafts are known; they alone would make drafts look short.
             rounds.reach(min(limit if is_whole else known, num_asked, emitted))
 

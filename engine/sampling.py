@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from alphaloop.engine import Sampling
-from alphaloop.errors import DecodeFailed
+from engine.distribution import BLOCK, LANES, candidates, draw_rows, in_blocks, not_finite, probabilities
 
 if TYPE_CHECKING:
     from engine.constraint import ConstrainedText
@@ -128,9 +128,7 @@ class TokenChooser:
         """
         if not self.sampling.is_cut:
             return probabilities(scores, self.sampling), None
-        p, tokens = _candidates(scores, self.sampling)
-        tokens, order = tokens.sort(dim=-1)
-        return p.gather(-1, order), tokens
+        return candidates(scores, self.sampling).on(scores.device)
 
     @property
     def cut(self) -> tuple[float, int, float, float]:
@@ -138,8 +136,8 @@ class TokenChooser:
         sampling = self.sampling
         return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
-    def tokens(self, scores: Tensor, positions: Sequence[int]) -> Tensor:
-        """The token of each row [rows]: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
+    def tokens(self, scores: Tensor, positions: Sequence[int]) -> list[int]:
+        """The token of each row: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
 
         `positions`: where in prompt and output each token will stand. A draft that equals its row's token is accepted.
         """
@@ -161,20 +159,34 @@ class TokenChooser:
         return key_of("seed", self.sampling.seed, position)
 
 
-def tokens_of(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> Tensor:
-    """As `TokenChooser.tokens`, each row with its own job and position; the jobs' `cut` is the same: [rows]."""
+def tokens_of(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> list[int]:
+    """As `TokenChooser.tokens`, each row with its own job and position; the jobs' `cut` is the same."""
     first = choices[0][0]
     if first.is_greedy:
-        return scores.argmax(dim=-1)
-    return _perturbed_tokens(scores, first.sampling, [choice.noise_key(position) for choice, position in choices])
+        best: list[int] = scores.argmax(dim=-1).tolist()
+        return best
+    keys = np.array([choice.noise_key(position) for choice, position in choices], dtype=np.int64)
+    return _perturbed_tokens(scores, first.sampling, keys)
+
+
+def drawn_tokens(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> list[int]:
+    """A token of each row, drawn with the next random number of its job; a job has as many rows as `choices` says.
+
+    The jobs' `cut` is the same.
+    """
+    uniforms, sampling = uniforms_of(choices), choices[0][0].sampling
+    if sampling.is_cut:
+        return candidates(scores, sampling).drawn(uniforms)
+    columns = draw_rows(probabilities(scores, sampling), torch.from_numpy(uniforms[:, None]).to(scores.device))
+    drawn: list[int] = columns.flatten().tolist()
+    return drawn
 
 
 def uniforms_of(choices: Sequence[tuple[TokenChooser, int]]) -> NDArray[np.float64]:
     """As `TokenChooser.uniforms`, on the host, the numbers of one job after those of the other."""
     counters = np.array([number for choice, num in choices for number in choice.counters(num)], dtype=np.int64)
     keys = np.array([choice.job_key for choice, num in choices for _ in range(num)], dtype=np.int64)
-    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + keys).astype(np.float64) + 0.5) * 2.0**-52
-    return drawn
+    return host_uniforms(keys, counters)
 
 
 class _Adjustments:
@@ -280,151 +292,24 @@ class _Adjustments:
         self._counts = counts.index_add(0, where, torch.ones_like(where))
 
 
-# Tokens a block: large enough that the blocks' maxima are few, small enough that a block read in vain costs little.
-BLOCK: Final = 64
-# Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
-_HOPE: Final = 2.0**-10
+def token_noise(
+    key: int | NDArray[np.int64], block: NDArray[np.int64], lane: NDArray[np.int64], vocabulary: int
+) -> NDArray[np.float64]:
+    """Gumbel noise of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast.
 
-
-def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
-
-    Temperature, then top_k, top_p and min_p: the order of transformers (`_get_logits_processor`). vLLM takes min_p
-    before top_k and top_p; which tokens min_p itself removes is the same there, as its bound is a share of the
-    likeliest token's probability. A whole vocabulary is never sorted where a few of its tokens can stay: those are
-    found by a bound that every token that stays must reach, first among blocks of the vocabulary, then inside the
-    blocks that reach it.
-
-    top_k keeps ties with the k-th likeliest token. top_p keeps the smallest set of likeliest tokens whose probability
-    reaches it, the token that crosses it included; of equally likely ones the lower id is taken first. min_p keeps
-    tokens with at least that share of the likeliest one's probability. The temperature must be above 0: at 0 decoding
-    is greedy. Raises RuntimeError where a row has no finite maximum.
+    One independent Gumbel draw a token, from the top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block
+    of tokens first the largest of its draws, Gumbel(log size), then which of its tokens has it, then the other draws,
+    which are Gumbel draws of at most that.
     """
-    if not sampling.is_cut:
-        whole = _softmax(scores, sampling)
-        _refuse_infinite(whole[:, 0])
-        return whole
-    p, tokens = _candidates(scores, sampling)
-    # The padding adds 0 to token 0.
-    return torch.zeros(scores.shape, dtype=torch.float64, device=scores.device).scatter_add_(-1, tokens, p)
-
-
-def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """The same distribution as the few tokens that share it; `sampling` must be cut.
-
-    Probabilities [rows, n] in float64, likeliest first, padded with 0, and their tokens [rows, n], ties in order of
-    token id. n is the longest row's.
-    """
-    # Maxima of 16-bit numbers take longer than turning them into float32.
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    peaks = _in_blocks(scores).amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True).double()
-    if 0 < sampling.top_k < scores.shape[-1]:
-        # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
-        among = peaks if sampling.top_k <= peaks.shape[-1] else scores
-        kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        values, tokens = _at_least(scores, peaks, best, kth)
-        if values.shape[-1] > sampling.top_k:
-            values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
-        p = _normalised(_weights(values, best, sampling))
-    elif sampling.top_p < 1:
-        p, tokens = _reaching(scores, peaks, best, sampling)
-    else:
-        values, tokens = _at_least(scores, peaks, best, _bound(best, sampling.min_p, sampling))
-        p = _weights(values, best, sampling)
-    if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
-    if sampling.min_p > 0:
-        p = p.masked_fill(p < sampling.min_p * p[:, :1], 0.0)
-    return _normalised(p), tokens
-
-
-def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
-    p = _softmax(scores, sampling)
-    p_best = p.amax(dim=-1, keepdim=True)
-    share: Tensor | float = max(_HOPE, sampling.min_p)
-    if sampling.min_p < _HOPE:
-        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do; 1e-9
-        # covers the error of rounded sums. Else: all tokens below this probability have at most half of 1 - top_p.
-        certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-        is_enough = p.mul_(p >= share * p_best).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-        share = (certain / p_best).clamp_(min=sampling.min_p, max=1.0).masked_fill_(is_enough, share)
-    values, tokens = _at_least(scores, peaks, best, _bound(best, share, sampling))
-    return _weights(values, best, sampling).mul_(p_best), tokens
-
-
-def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
-    return ((values - best) / sampling.temperature).exp_()
-
-
-def _normalised(weights: Tensor) -> Tensor:
-    # A running sum, because its bits do not depend on the row's padding, and so not on the other rows.
-    return weights / weights.cumsum(dim=-1)[:, -1:]
-
-
-def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
-    """The score of a token with this share of the likeliest one's probability, less the error of its rounding."""
-    distance = sampling.temperature * torch.as_tensor(share, dtype=torch.float64, device=best.device).log()
-    return best + distance - 1e-9 * (1 + best.abs() - distance)
-
-
-def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
-    # Less the best score first, because a score over a temperature near 0 has no float64.
-    rows = scores.to(torch.float64, copy=True)
-    return rows.sub_(rows.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
-
-
-def _refuse_infinite(best: Tensor) -> None:
-    """Raise DecodeFailed unless all are finite: what is drawn from other numbers means nothing."""
-    if not bool(best.isfinite().all()):
-        raise DecodeFailed("the target returned logits that are not finite")
-
-
-def _in_blocks(values: Tensor) -> Tensor:
-    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded with -inf."""
-    surplus = -values.shape[-1] % BLOCK
-    padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
-    return padded.reshape(*padded.shape[:-1], -1, BLOCK)
-
-
-def _at_least(values: Tensor, peaks: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens.
-
-    `peaks` [rows, blocks] are the blocks' maxima, `best` the rows'. Two waits for the device. Raises DecodeFailed where
-    a row has no finite maximum.
-    """
-    bound = bound.clamp_min(torch.finfo(values.dtype).min)
-    most = (peaks >= bound).sum(dim=-1).amax()
-    num_blocks, are_finite = torch.stack((most, best.isfinite().all().to(most.dtype))).tolist()
-    if not are_finite:
-        raise DecodeFailed("the target returned logits that are not finite")
-    blocks = peaks.topk(num_blocks, dim=-1).indices.sort(dim=-1).values[:, :, None]
-    inside = _in_blocks(values).gather(1, blocks.expand(-1, -1, BLOCK)).flatten(1)
-    tokens = (blocks * BLOCK + torch.arange(BLOCK, device=values.device)).flatten(1)
-    is_reached = inside >= bound
-    column = is_reached.cumsum(dim=-1)
-    num = int(column[:, -1].amax())
-    # What is not reached goes into the first column, which is left out.
-    column = column.mul_(is_reached)
-    packed = torch.full((len(values), 1 + num), -torch.inf, dtype=torch.float64, device=values.device)
-    packed = packed.scatter_(1, column, inside.double())[:, 1:]
-    tokens = tokens.new_zeros((len(values), 1 + num)).scatter_(1, column, tokens)
-    packed, order = packed.sort(dim=-1, descending=True, stable=True)
-    return packed, tokens[:, 1:].gather(-1, order)
-
-
-def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
-    """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
     size = _sizes(block, vocabulary)
-    largest = _largest_noise(key, block, size)
-    owner = (uniforms(key, -2 - 2 * block) * size).long()
-    others = ((-largest).exp_() - uniforms(key, block * BLOCK + lane).log_()).log_().neg_()
-    return torch.where(lane == owner, largest, others)
+    largest = -np.log(-np.log1p(-host_uniforms(key, -1 - 2 * block))) + _log_sizes(size)
+    owner = (host_uniforms(key, -2 - 2 * block) * size).astype(np.int64)
+    others = -np.log(np.exp(-largest) - np.log(host_uniforms(key, block * BLOCK + lane)))
+    return np.where(lane == owner, largest, others)
 
 
-def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
-    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise.
+def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: NDArray[np.int64]) -> list[int]:
+    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]. keys[i] is the key of row i's noise.
 
     The reproducible coupling. The noise of a position is Gumbel noise that depends on the job's seed and the position
     only, so the choice's distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + noise)
@@ -436,49 +321,77 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     least (1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without
     Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
 
-    The noise is drawn so that most of it need never be looked at: it is one independent Gumbel draw a token, from the
-    top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block of tokens first the largest of its draws,
-    Gumbel(log size), then which of its tokens has it, then the other draws, which are Gumbel draws of at most that. A
-    block's highest score and largest draw together bound all of its sums, so few blocks remain in question. The draws
-    are the same everywhere; their logarithms may differ in the last bit between processors.
+    The draws are the same everywhere; their logarithms may differ in the last bit between processors.
     """
-    vocabulary = scores.shape[-1]
-    key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
-    if sampling.is_cut:
-        p, tokens = _candidates(scores, sampling)
-        block = tokens.div(BLOCK, rounding_mode="floor")
-        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
-        return tokens.gather(-1, best).squeeze(-1)
+    if not sampling.is_cut:
+        return _perturbed_among_all(scores, sampling, keys)
+    shared = candidates(scores, sampling)
+    rows, columns = shared.weights.nonzero()
+    tokens = shared.tokens[rows, columns]
+    noise = token_noise(keys[rows], tokens // BLOCK, tokens % BLOCK, scores.shape[-1])
+    sums = np.full(shared.weights.shape, -math.inf)
+    sums[rows, columns] = np.log(shared.weights[rows, columns]) + noise
+    chosen: list[int] = shared.tokens[np.arange(len(sums)), sums.argmax(axis=1)].tolist()
+    return chosen
+
+
+def _perturbed_among_all(scores: Tensor, sampling: Sampling, keys: NDArray[np.int64]) -> list[int]:
+    """The same without a cut. Most of the noise is never looked at, and three waits for the device.
+
+    A block's highest score and largest draw together bound all of its sums. So the device hands over each row's block
+    of the highest bound, and then those whose bounds are no lower than what that one reaches.
+    """
+    vocabulary, device = scores.shape[-1], scores.device
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
-    inside = _in_blocks(scores)
-    block = torch.arange(inside.shape[-2], device=scores.device)
-    peaks = inside.amax(dim=-1).double()
-    top = peaks.amax(dim=-1)
-    bounds = (peaks - top[:, None]) / sampling.temperature + _largest_noise(key, block, _sizes(block, vocabulary))
-    lanes = torch.arange(BLOCK, device=scores.device)
-
-    def sums(row: Tensor, block: Tensor) -> Tensor:
-        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
-        return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
-
-    reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)
-    _refuse_infinite(reached)
-    row, block = (bounds >= reached).nonzero(as_tuple=True)
-    best, lane = sums(row, block).max(dim=-1)
-    highest = reached.squeeze(-1).scatter_reduce(0, row, best, "amax")
-    winners = best == highest[row]
-    tokens = torch.empty(len(scores), dtype=torch.long, device=scores.device)
-    tokens[row[winners]] = (block * BLOCK + lane)[winners]
-    return tokens
+    best = scores.amax(dim=-1, keepdim=True).double()
+    blocks = in_blocks(scores.sub(best).div_(sampling.temperature))
+    bounds = blocks.amax(dim=-1).add_(_largest_noise(keys, blocks.shape[1], vocabulary, device))
+    highest = bounds.argmax(dim=-1, keepdim=True)
+    read = torch.cat((blocks.take_along_dim(highest[:, :, None], 1).flatten(1), highest), dim=1).cpu().numpy()
+    _, reached = _highest_sums(read, keys, vocabulary)
+    if not np.isfinite(reached).all():
+        raise not_finite()
+    # Less the error of logarithms on another processor.
+    pairs = (bounds >= torch.from_numpy(reached[:, None] - 1e-9).to(device)).nonzero()
+    row, block = pairs.unbind(1)
+    read = torch.cat((blocks[row, block], pairs), dim=1).cpu().numpy()
+    rows = read[:, BLOCK].astype(np.int64)
+    tokens, sums = _highest_sums(read[:, [*range(BLOCK), BLOCK + 1]], keys[rows], vocabulary)
+    by_row = np.lexsort((sums, rows))
+    chosen: list[int] = tokens[by_row[np.diff(rows[by_row], append=-1) != 0]].tolist()
+    return chosen
 
 
-def _sizes(block: Tensor, vocabulary: int) -> Tensor:
-    return (vocabulary - block * BLOCK).clamp_(max=BLOCK)
+def _highest_sums(
+    read: NDArray[np.float64], keys: NDArray[np.int64], vocabulary: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The token of the highest sum of log p and noise in each block, and that sum, both [rows].
+
+    `read` [rows, BLOCK + 1]: log p of a block's tokens, and the block's number.
+    """
+    block = read[:, BLOCK:].astype(np.int64)
+    sums = read[:, :BLOCK] + token_noise(keys[:, None], block, LANES, vocabulary)
+    lanes = sums.argmax(axis=1)
+    return block[:, 0] * BLOCK + lanes, sums[np.arange(len(sums)), lanes]
 
 
-def _largest_noise(key: int | Tensor, block: Tensor, size: Tensor) -> Tensor:
-    return gumbel(key, -1 - 2 * block) + size.log()
+def _largest_noise(keys: NDArray[np.int64], num_blocks: int, vocabulary: int, device: torch.device) -> Tensor:
+    """The largest noise of each block's tokens: [rows, blocks]."""
+    block = np.arange(num_blocks)
+    key, counters, log_sizes = (
+        torch.from_numpy(of).to(device) for of in (keys[:, None], -1 - 2 * block, _log_sizes(_sizes(block, vocabulary)))
+    )
+    return gumbel(key, counters).add_(log_sizes)
+
+
+def _sizes(block: NDArray[np.int64], vocabulary: int) -> NDArray[np.int64]:
+    return np.minimum(vocabulary - block * BLOCK, BLOCK)
+
+
+def _log_sizes(sizes: NDArray[np.int64]) -> NDArray[np.float32]:
+    # Rounded to float32, so that a seed means what it has always meant: it moves all whole blocks alike.
+    return np.log(sizes.astype(np.float32))
 
 
 def _signed(value: int) -> int:
@@ -508,6 +421,12 @@ def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
     """
     # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
     return _mixed(counters * _GAMMA + key).double().add_(0.5).mul_(2.0**-52)
+
+
+def host_uniforms(key: int | NDArray[np.int64], counters: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same draws as arrays, without a call of torch."""
+    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + key).astype(np.float64) + 0.5) * 2.0**-52
+    return drawn
 
 
 def _mixed(bits: _Bits) -> _Bits:

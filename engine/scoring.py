@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts, added
+from alphaloop.acceptance import AcceptanceCounts, RunningCounts
 from alphaloop.engine import Generation, PreparedJob, ShadowCounts
 from engine.constraint import ConstrainedText
 from engine.proposal import UNKNOWN, Drafter, Proposal
@@ -302,8 +302,8 @@ class VirtualRounds:
         self._max_tokens = max_tokens
         self._constrained = constrained
         self._has_begun = False
-        self.counts = AcceptanceCounts()  #: of all rounds taken
-        self.chances: tuple[int, ...] = ()  #: by position, as a generation's
+        self._running = RunningCounts()
+        self._by_chances: list[int] = []  # rounds in which each position was a chance
 
     def take_round(self, text: SequenceOf[int], *, has_ended: bool, is_first_drafted: bool = False) -> bool:
         """Count the next round over `text`, prompt and output; False where no round is left to count for now.
@@ -314,7 +314,7 @@ class VirtualRounds:
         """
         if not self._has_begun:
             # Forced tokens that the text begins with; its last token always has a round.
-            self.counts += AcceptanceCounts(num_forced=self._take_forced(text, self._most_forced(text)))
+            self._running.num_forced += self._take_forced(text, self._most_forced(text))
         begin = len(self._seen)
         num_done = begin - self._num_prompt
         if num_done >= MAX_TOKENS or begin >= len(text):
@@ -322,7 +322,7 @@ class VirtualRounds:
         if not self._has_begun and not is_first_drafted:
             self._has_begun = True
             self._go_on(text[begin : begin + 1])
-            self.counts += replace(PREFILL, num_forced=self._take_forced(text, len(text)))
+            self._running.take_round(0, 0, num_emitted=1, num_forced=self._take_forced(text, len(text)))
             return True
         room = min(self._num_draft_tokens, self._max_tokens - num_done - 1)
         following = text[begin : begin + room + 1]
@@ -337,8 +337,11 @@ class VirtualRounds:
         self._go_on(following[:num_emitted])
         forced, num_tested = proposal.forced_in(verdict.path), verdict.num_tested
         num_forced = sum(place < num_emitted for place in forced)
-        self.chances = added(self.chances, (1,) * min(room, num_emitted - num_forced))
-        self.counts = self.counts.with_round(
+        num_chances = min(room, num_emitted - num_forced)
+        self._by_chances += [0] * (num_chances - len(self._by_chances))
+        for position in range(num_chances):
+            self._by_chances[position] += 1
+        self._running.take_round(
             max(proposal.trial_depths, default=0),
             verdict.num_accepted - len(forced),
             num_emitted=num_emitted - num_forced,
@@ -346,6 +349,16 @@ class VirtualRounds:
             num_forced=num_forced + self._take_forced(text, len(text)),
         )
         return True
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of all rounds taken."""
+        return self._running.counts
+
+    @property
+    def chances(self) -> tuple[int, ...]:
+        """By position, as a generation's."""
+        return tuple(self._by_chances)
 
     def counted(self, drafter: Drafter) -> ShadowCounts:
         """What was counted, as that of `drafter`."""

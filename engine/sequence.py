@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 
@@ -86,8 +86,9 @@ class Drafting:
             counts.num_vanilla_rounds += 1
             counts.num_vanilla_forced += num_forced_after
             return
-        counts.take_proposers(self.drafter.name, proposal, verdict.path, num_emitted=num_emitted)
-        forced = proposal.forced_in(verdict.path)
+        path = verdict.path
+        counts.take_proposers(self.drafter.name, proposal, path, num_emitted=num_emitted)
+        forced = proposal.forced_in(path)
         num_forced = sum(place < num_emitted for place in forced)
         counts.take_drafted(
             self.drafter,
@@ -122,6 +123,8 @@ class Sequence:
         self.slot = -1  #: none yet
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
+        self.max_tokens = sampling.max_tokens  #: most tokens that the output may have
+        self.num_positions = self.num_prompt + self.max_tokens  #: that its slot may come to need
         #: Last tokens of the text that no pass has read: the pending one, and those that were forced after it.
         self.num_fresh = 1
         #: What may follow in its text; None: anything.
@@ -166,16 +169,6 @@ class Sequence:
         return self.text[self.num_prompt :]
 
     @property
-    def num_positions(self) -> int:
-        """Positions that its slot may come to need."""
-        return self.num_prompt + self.max_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens that the output may have."""
-        return self.spec.sampling.max_tokens
-
-    @property
     def has_begun(self) -> bool:
         """Whether it has put out a token."""
         return self._first_token_s is not None
@@ -216,18 +209,21 @@ class Sequence:
         that must follow are appended at once.
         """
         room, num_before = self._room, len(self.text)
-        tokens = (*(proposal.tokens[index] for index in verdict.path), verdict.next_token)
+        accepted = [proposal.tokens[index] for index in verdict.path] if verdict.num_accepted else []
+        tokens = (*accepted, verdict.next_token)
         dead = self._dead_among(tokens)
         for place, token in enumerate(tokens):
-            if place in dead and self.constrained is not None:
+            if self.constrained is not None and place in dead:
                 self.failure = self.constrained.conflict()
             else:
                 self._append(token)
             if self.finish_reason or self.failure:
                 break
         num_emitted = len(self.text) - num_before
-        self._second_choices += verdict.second_choices[:num_emitted]
-        self.answer.add_logprobs(verdict.logprobs[:num_emitted])
+        if verdict.second_choices:
+            self._second_choices += verdict.second_choices[:num_emitted]
+        if verdict.logprobs:
+            self.answer.add_logprobs(verdict.logprobs[:num_emitted])
         self.num_fresh = 1
         num_forced_after = self._take_forced()
         if self.failure is not None:
@@ -256,37 +252,37 @@ class Sequence:
             self.finish_reason = "stop"
         elif self.answer.push(token):
             self.finish_reason = "stop"
-        elif self._is_complete_with(token):
+        elif self.constrained is not None and self._is_complete_with(self.constrained, token):
             self.answer.finish()
             self.finish_reason = "stop"
         elif len(self.text) >= self.num_positions:
             self.finish_reason = "stop" if self.answer.finish() else "length"
 
-    def _is_complete_with(self, token: int) -> bool:
+    def _is_complete_with(self, constrained: ConstrainedText, token: int) -> bool:
         """Whether the constraint lets nothing follow; a text that would have to go on fails."""
-        if self.constrained is None:
-            return False
         try:
-            self.constrained.take(token)
+            constrained.take(token)
         except GrammarConflict as error:
             self.failure = error
-        if not self.constrained.is_complete:
+        if not constrained.is_complete:
             return False
         if len(self.output) < self.spec.sampling.min_tokens:
-            self.failure = self.constrained.conflict()
+            self.failure = constrained.conflict()
         return True
 
-    def _dead_among(self, tokens: SequenceOf[int]) -> set[int]:
+    def _dead_among(self, tokens: SequenceOf[int]) -> Collection[int]:
         """Places of a round's tokens at which nothing was allowed, and the token means nothing."""
         constrained = self.constrained
         if constrained is None:
-            return set()
+            return ()
         return {place for place in range(len(tokens)) if constrained.is_dead_after(tuple(tokens[:place]))}
 
     def _take_forced(self) -> int:
         """Append the tokens that are the only ones allowed, which the next pass reads; how many."""
+        if self.constrained is None:
+            return 0
         before = len(self.text)
-        while self.constrained is not None and not (self.finish_reason or self.failure):
+        while not (self.finish_reason or self.failure):
             if (token := self.constrained.forced_token) is None:
                 break
             self._append(token)

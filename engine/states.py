@@ -96,10 +96,13 @@ class KeptStates:
 
     def take(self) -> States | None:
         """What has come since the last call, the last final state also again; None where there is nothing."""
+        if not self._pieces and self._final is None:
+            self._first = self._end
+            return None
         by_tap = {tap: torch.cat(pieces) for tap, pieces in self._pieces.items()}
         if self._final is not None:
             by_tap[FINAL] = self._final
-        taken = States(self._first, self._end, by_tap) if by_tap else None
+        taken = States(self._first, self._end, by_tap)
         self._pieces, self._first = {}, self._end
         return taken
 

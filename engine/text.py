@@ -155,6 +155,8 @@ class TextStream:
 
     def take_delta(self) -> str:
         """Text that has become certain since the last call; an end that may grow into a stop string waits."""
+        if len(self._pieces) == self._num_taken:
+            return ""
         delta = "".join(self._pieces[self._num_taken :])
         self._num_taken = len(self._pieces)
         return delta

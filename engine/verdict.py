@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from alphaloop.engine import SecondChoice
 
@@ -16,8 +17,7 @@ class TokenLogprob:
     ranked: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DraftVerdict:
+class DraftVerdict(NamedTuple):
     """What a round yields for one sequence: `num_accepted` of its drafts, then `next_token` of the target."""
 
     num_accepted: int

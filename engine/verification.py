@@ -5,7 +5,9 @@ of numbers; `engine.drawing` has those that draw.
 
 A chain, greedy: a draft stays while it equals the target's argmax. A chain from a deterministic drafter, whose q is
 one-hot (Leviathan et al. 2023): x is accepted with probability p(x), else the next token is drawn from p without x,
-renormalised; after the last accepted draft it is drawn from p.
+renormalised; after the last accepted draft it is drawn from p. That is what a token y drawn from p says at each place:
+x is accepted where y = x, and where it is not, y has the distribution of p without x. So the target draws a token at
+every place, as it takes the likeliest at every place of a greedy text, and a draft stays while it equals them.
 
 A chain that was drawn is verified as one block: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
 Algorithm 2 (arXiv 2403.10444). Token-wise verification stops at the first rejection. Here the longest prefix wins whose
@@ -18,7 +20,8 @@ tried in order until one is accepted; where none is, the target's own token ends
 drawn at a node, p at first. A child x that follows from the text (the likeliest tokens of a greedy draft, look-up) is
 accepted with probability r(x), and taken out of r where it is rejected; after the last rejected child the target's
 token is drawn from r (EAGLE, Li et al. 2024, arXiv 2401.15077). Each step is that of Leviathan et al. 2023 with r for p
-and a one-hot q. Tokens that follow from the text may be sorted, merged and pruned in any way.
+and a one-hot q, so again a token y drawn from r says all of it: the child that equals y is accepted, and where none
+does, y is the target's own token. Tokens that follow from the text may be sorted, merged and pruned in any way.
 
 Drawn tokens come first among the children of a node. A drawn chain is verified as a block, and what its verdict leaves,
 max(w p - q, 0), is r for the other children of the node where it ended: they only decide how the block's own next token
@@ -33,7 +36,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,10 +44,10 @@ from torch import Tensor
 
 from alphaloop.engine import SecondChoice
 from alphaloop.errors import DecodeFailed
-from engine.drawing import verify_drawn
+from engine.drawing import followed, verify_drawn
 from engine.network.operations import best_tokens
 from engine.proposal import Proposal, tree_depths
-from engine.sampling import tokens_of, uniforms_of
+from engine.sampling import drawn_tokens, tokens_of, uniforms_of
 from engine.verdict import DraftVerdict, TokenLogprob
 
 if TYPE_CHECKING:
@@ -73,22 +75,26 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
     for each sequence that has it. Raises DecodeFailed for logits that are not finite, because a choice from them has no
     meaning.
     """
-    best, are_finite = best_tokens(logits)
-    if not are_finite:
-        raise DecodeFailed("the model returned logits that are not finite")
+    best: list[int] = []
+    # What is drawn from plain logits is refused where these become probabilities, without a wait for the device.
+    if any(sequence.choice.is_greedy or not sequence.choice.is_plain for sequence, _ in judged):
+        best, are_finite = best_tokens(logits)
+        if not are_finite:
+            raise DecodeFailed("the model returned logits that are not finite")
     verdicts: dict[int, DraftVerdict] = {}
     alike: defaultdict[tuple[_Rule, tuple[float, ...]], list[_Judged]] = defaultdict(list)
     everyone: list[_Judged] = []
     begin = 0
     for number, (sequence, proposal) in enumerate(judged):
-        end = begin + 1 + len(proposal.tokens)
+        choice, end = sequence.choice, begin + 1 + len(proposal.tokens)
         one = _Judged(number, range(begin, end), sequence, proposal)
         everyone.append(one)
-        if sequence.choice.takes_likeliest:
+        if choice.takes_likeliest:
             verdicts[number] = _verify_likeliest(best[begin:end], logits, one)
         else:
-            is_drawn = not (sequence.choice.is_greedy or sequence.choice.is_reproducible)
-            alike[_drawn if is_drawn else _chosen, sequence.choice.cut].append(one)
+            is_chosen = choice.is_greedy or choice.is_reproducible
+            rule: _Rule = _chosen if is_chosen else _tried if proposal.q else _drawn
+            alike[rule, choice.cut].append(one)
         begin = end
     for (rule, _), members in alike.items():
         for piece in _pieces(members, logits):
@@ -117,7 +123,8 @@ def _pieces(members: list[_Judged], logits: Tensor) -> Iterator[list[_Judged]]:
 def _scores(logits: Tensor, piece: list[_Judged]) -> Tensor:
     """The scores that these sequences choose from, one after the other: [rows, vocabulary]."""
     plain = [row for one in piece if one.sequence.choice.is_plain for row in one.rows]
-    parts = [logits[plain]] if 0 < len(plain) < len(logits) else [logits] if plain else []
+    is_run = bool(plain) and plain[-1] - plain[0] == len(plain) - 1  # no copy
+    parts = [logits[plain[0] : plain[-1] + 1]] if is_run else [logits[plain]] if plain else []
     for _, rows, sequence, proposal in piece:
         if not sequence.choice.is_plain:
             scores = sequence.choice.scores(logits[rows.start : rows.stop], sequence.text, proposal.paths)
@@ -132,23 +139,31 @@ def _chosen(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
     choices = [
         (one.sequence.choice, len(one.sequence.text) + depth) for one in piece for depth in (0, *one.proposal.depths)
     ]
-    tokens: list[int] = tokens_of(scores, choices).tolist()
-    verdicts, begin = [], 0
-    for one in piece:
-        verdicts.append(verify_against_choices(tokens[begin : begin + len(one.rows)], one.proposal))
-        begin += len(one.rows)
-    return verdicts
+    return _each(verify_against_choices, tokens_of(scores, choices), piece)
 
 
 def _drawn(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
-    """Sequences that draw from the distributions of `scores`."""
-    choice = piece[0].sequence.choice
-    if any(one.proposal.q for one in piece):
-        p, ids = choice.probabilities(scores), None
-    else:
-        p, ids = choice.candidates(scores)
+    """Sequences whose token at each place is drawn from the distribution of its row of `scores`."""
+    tokens = drawn_tokens(scores, [(one.sequence.choice, len(one.rows)) for one in piece])
+    return _each(verify_against_draws, tokens, piece)
+
+
+def _tried(scores: Tensor, piece: list[_Judged]) -> list[DraftVerdict]:
+    """Sequences whose drafts were drawn."""
     uniforms = uniforms_of([(one.sequence.choice, len(one.rows)) for one in piece])
-    return verify_drawn(p, ids, [one.proposal for one in piece], uniforms)
+    p = piece[0].sequence.choice.probabilities(scores)
+    return verify_drawn(p, [one.proposal for one in piece], uniforms)
+
+
+def _each(
+    verify: Callable[[list[int], Proposal], DraftVerdict], tokens: list[int], piece: list[_Judged]
+) -> list[DraftVerdict]:
+    """The verdict on each proposal where `tokens` [rows] are the target's."""
+    verdicts, begin = [], 0
+    for one in piece:
+        verdicts.append(verify(tokens[begin : begin + len(one.rows)], one.proposal))
+        begin += len(one.rows)
+    return verdicts
 
 
 #: From the scores of sequences, rows of one after the other, to their verdicts.
@@ -160,6 +175,13 @@ def verify_against_choices(best: list[int], proposal: Proposal) -> DraftVerdict:
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
+
+
+def verify_against_draws(tokens: list[int], proposal: Proposal) -> DraftVerdict:
+    """One sequence for which the target has drawn `tokens` [1 + len(tokens)], whose drafts follow from the text."""
+    if proposal.parents is None:
+        return verify_greedy(tokens, proposal.tokens)
+    return followed(proposal, tokens)
 
 
 def _verify_likeliest(best: list[int], logits: Tensor, one: _Judged) -> DraftVerdict:
@@ -197,7 +219,7 @@ def _add_second_choices(verdicts: dict[int, DraftVerdict], logits: Tensor, every
     second = iter([SecondChoice(int(token), gap) for gap, token in pairs.tolist()])
     for one, rows in zip(watched, emitted, strict=True):
         choices = tuple(islice(second, len(rows)))
-        verdicts[one.number] = replace(verdicts[one.number], second_choices=choices)
+        verdicts[one.number] = verdicts[one.number]._replace(second_choices=choices)
 
 
 def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: list[_Judged]) -> None:
@@ -228,7 +250,7 @@ def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: l
             TokenLogprob(token, of_row[0], tuple(zip(map(int, of_row[1:end]), of_row[1 + num :], strict=False)))
             for token, of_row in islice(numbers, 1 + len(verdicts[one.number].path))
         ]
-        verdicts[one.number] = replace(verdicts[one.number], logprobs=tuple(of_text))
+        verdicts[one.number] = verdicts[one.number]._replace(logprobs=tuple(of_text))
 
 
 def _emitting(verdict: DraftVerdict, one: _Judged) -> list[int]:
@@ -242,8 +264,11 @@ def _emitted(verdict: DraftVerdict, proposal: Proposal) -> list[int]:
 
 def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> DraftVerdict:
     """One sequence. `best` [k + 1]: the target's choice after the pending token and after each draft; `draft` [k]."""
-    hits = zip(best, draft, strict=False)
-    num_accepted = next((place for place, (token, drafted) in enumerate(hits) if token != drafted), len(draft))
+    num_accepted = 0
+    for token, drafted in zip(best, draft, strict=False):
+        if token != drafted:
+            break
+        num_accepted += 1
     return DraftVerdict(num_accepted, best[num_accepted])
 
 

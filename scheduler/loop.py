@@ -458,7 +458,7 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
-        drop(history, "api_batches", "batches", "refreshes")
+        drop(history, "api_batches", "batches", "promised_ends", "refreshes")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         drop(now - AUDIT_KEPT_FOR, "audit")

@@ -66,7 +66,7 @@ LEASE_S: Final = 30.0
 LOOK_S: Final = 2.0
 #: Before another attempt, where this one could not go on.
 AGAIN_AFTER: Final = timedelta(seconds=60)
-#: Of the scheduler of the operating system: jobs go before training.
+#: For the scheduler of the operating system: jobs go before training.
 _NICE: Final = 10
 _AWAY: Final = (StoreUnavailable, BrokerUnavailable, ContentStoreUnavailable)
 
@@ -234,6 +234,10 @@ class Trainer:
         """Keep the candidate, and have workers try it, or servers start with it. Raises Stopped."""
         revision = served_revision(trainee)
         location = self._kept.keep(trainee.out, revision)
+        state, sentence = RefreshState.TRIAL, verdict.sentence()
+        if self._is_served:
+            state = RefreshState.KEPT
+            sentence = f"{self._hook(refresh, held, trainee.name, revision, location)}; {sentence}"
         DraftRegistry(self.database).register_trained(
             trainee.name,
             revision,
@@ -242,10 +246,6 @@ class Trainer:
             figures=judgement,
             parent_revision=refresh.parent_draft_revision,
         )
-        state, sentence = RefreshState.TRIAL, verdict.sentence()
-        if self._is_served:
-            state = RefreshState.KEPT
-            sentence = f"{self._hook(refresh, held, trainee.name, revision, location)}; {sentence}"
         if self._store.trial(
             refresh.id,
             refresh.attempt,

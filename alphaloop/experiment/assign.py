@@ -48,7 +48,7 @@ _LEFT_SHARE: Final = 0.1
 _MOST_WAITED: Final = 4
 #: Slices of a control phase of requests, for each doubling of the load.
 _BINS: Final = 2
-#: Of blocks that may be against a rival, those that are.
+#: The part of blocks that may be against a rival in which they are.
 _RIVAL_SHARE: Final = 0.5
 
 _NO_RIVALS: Final[Mapping[str, Treatment]] = {}

@@ -243,7 +243,7 @@ def _takes_fewer(config: Any) -> bool:
 
 
 def _drafter_max_tokens(config: Any) -> int:
-    """Of a text: the drafter's own context where it has one."""
+    """The longest text: that of the drafter's own context where it has one."""
     draft = config.speculative_config.draft_model_config
     own = draft.max_model_len if draft is not None else None
     return int(own if own is not None else config.model_config.max_model_len)

@@ -37,6 +37,7 @@ from alphaloop.messages.topics import retry_delay_s
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, ended_among, known_jobs
+from alphaloop.store.promises import PromisedEnd, newest_promises
 from alphaloop.store.workers import SILENT_AFTER, SeenWorker, WorkerStore, not_served
 from alphaloop.wording import second
 
@@ -279,6 +280,7 @@ class Whereabouts:
     message: Message | None = None
     refusal: Result | None = None
     not_served: str | None = None  #: why no worker takes a job that waits
+    batch_end: PromisedEnd | None = None  #: when its batch is expected to end, while both are open
 
     @property
     def is_open(self) -> bool:
@@ -292,7 +294,11 @@ class Whereabouts:
         return None if outcome is None else Result.decode(outcome)
 
     def sentence(self) -> str:
-        """Where it is, in words."""
+        """Where it is, and when its batch ends, in words."""
+        end = f"; batch {self.batch_end.batch_id}: {self.batch_end.sentence()}" if self.batch_end else ""
+        return self._where() + end
+
+    def _where(self) -> str:
         match self.place:
             case JobPlace.WAITING:
                 why = "" if self.not_served is None else f"; {self.not_served}"
@@ -317,6 +323,8 @@ class Whereabouts:
             facts["sent_at"] = moment_of(message.timestamp_ms)
         if self.not_served is not None:
             facts["not_served"] = self.not_served
+        if self.batch_end is not None:
+            facts["batch"] = {"id": self.batch_end.batch_id, "end": self.batch_end.as_json()}
         if (claimed := self.claimed) is not None:
             facts |= {name: getattr(claimed, name) for name in ("task", "status", "attempt")}
             facts |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
@@ -362,7 +370,15 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     if any(job.place is JobPlace.WAITING for job in places):
         workers = WorkerStore(database).seen()
         places = [_with_reason(job, settings, workers) for job in places]
-    return places
+    batches = {job.job_id: batch_id for job in places if job.is_open and (batch_id := _batch_of(job))}
+    ends = newest_promises(database, set(batches.values()))
+    open_ends = {batch_id: end for batch_id, end in ends.items() if end.ended_at is None}
+    return [replace(job, batch_end=open_ends.get(batches.get(job.job_id, ""))) for job in places]
+
+
+def _batch_of(job: Whereabouts) -> str | None:
+    source = job.claimed or job.message
+    return None if source is None else source.batch_id
 
 
 def _with_reason(job: Whereabouts, settings: Settings, workers: Sequence[SeenWorker]) -> Whereabouts:
@@ -410,9 +426,7 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     place = f"{message.topic}, partition {message.partition}, offset {message.offset}"
     if delay_s := retry_delay_s(message.topic):
         return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
-    before = (
-        f"behind {message.num_before} messages of its partition" if message.num_before else "first in its partition"
-    )
+    before = f"after {message.num_before} messages of its partition" if message.num_before else "first in its partition"
     return f"waits in Kafka, {before} ({place}{sent}){again}"
 
 

@@ -51,7 +51,7 @@ class TargetsReport:
 def ratios_of(
     first: Sequence[PromptBlock], second: Sequence[PromptBlock]
 ) -> tuple[RatioBounds, RatioBounds, tuple[float, ...]]:
-    """Of all tokens, the median, and block by block; block i of both holds the same prompts."""
+    """Over all tokens, the median, and block by block; block i of both holds the same prompts."""
     ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(second, first, strict=True)]
     return total_bounds(second, first), median_bounds(ratios), tuple(ratios)
 

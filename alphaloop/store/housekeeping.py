@@ -206,6 +206,7 @@ _TOO_OLD: Final = {
     # One that no scheduler could go on with is not kept for ever either.
     "api_batches": "expires_at < :before",
     "batches": "created_at < :before",
+    "promised_ends": "promised_at < :before",
     "probe_runs": "scheduled_for < :before",
     "probe_texts": "decoded_at < :before",
     "expectation_pairs": "computed_at < :before",

@@ -263,7 +263,7 @@ _IS_LOADED: Final = """
         WHERE registered.drafter = candidate_name AND registered.draft_revision = candidate_revision
             AND registered.target_revision = refreshes.target_revision AND registered.status = 'retired'
     )"""
-#: Of the newest attempt, while the refresh is open and no trainer came after.
+#: The newest attempt, while the refresh is open and no trainer came after.
 _ATTEMPT: Final = "id = :id AND attempt = :attempt"
 _OPEN: Final = text(f"""
     INSERT INTO refreshes (drafter, target_revision, parent_draft_revision, reason, opened_at, changed_at)
@@ -342,7 +342,7 @@ _NUM_JOBS: Final = text("""
     WHERE purpose = 'traffic' AND target_revision = :target_revision AND decoded_at > :since AND decoded_at <= :until
 """)
 _DEVICE_S: Final = text("SELECT coalesce(sum(device_s), 0) FROM refreshes WHERE changed_at >= :since")
-#: Of an erasure. `which` is a condition about `prompts`; none holds a value. What is open and judged on a job ends too.
+#: For an erasure. `which` is a condition about `prompts`; none holds a value. What is judged on a job and open ends.
 _HOLDING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
 _TAUGHT: Final = """EXISTS (
     SELECT FROM refresh_prompts AS prompts

@@ -96,6 +96,7 @@ class Decoding:
     started_s: float
     left: float  #: tokens
     tokens_per_ms: float = 0.0
+    device_s: float = 0.0  #: its share of the device's time so far
 
 
 class WeekDevice:
@@ -128,10 +129,11 @@ class WeekDevice:
         passed_s, self.now_s = max(0.0, to_s - self.now_s), to_s
         if not self.running or not passed_s:
             return {}
+        share_s = passed_s / len(self.running)
         for each in self.running:
             each.left -= each.tokens_per_ms * 1000 * passed_s
+            each.device_s += share_s
         self.busy_s += passed_s
-        share_s = passed_s / len(self.running)
         return {line: share_s * number for line, number in self.by_line.items()}
 
     def start(self, jobs: Sequence[WeekJob]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import NetworkDrafterSettings
+from engine.distribution import draw_rows
 from engine.drafters.draft_vocabulary import DraftTokens, likeliest
-from engine.drawing import draw_rows
 from engine.proposal import Ask, DraftDistributions, Proposal
 
 
@@ -110,7 +110,7 @@ def choose(rows: Sequence[DraftRow], logits: Tensor, known: DraftTokens, *, is_w
             token, *beside = likeliest(scores, row.num_branches)[0].tolist()
             row.others.append(beside)
         else:
-            token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
+            (token,) = choice.tokens(scores, [len(row.ask.text) + len(row.tokens)])
         row.tokens.append(token)
         if is_weighing:
             p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
@@ -146,7 +146,7 @@ def _draw_together(rows: Sequence[DraftRow], scores: Tensor, proposable: Tensor 
     pairs: list[Tensor] = []
     for place in range(num):
         # Where nothing is left to be drawn any token will do: it has no probability.
-        columns = draw_rows(torch.where(left.sum(dim=1, keepdim=True) > 0, left, q), uniforms[:, place])[:, None]
+        columns = draw_rows(torch.where(left.sum(dim=1, keepdim=True) > 0, left, q), uniforms[:, place, None])
         tokens = columns if ids is None else ids.gather(1, columns)
         pairs += [tokens.double(), left.gather(1, columns)]
         left = left.scatter(1, columns, 0.0)

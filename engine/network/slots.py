@@ -135,15 +135,16 @@ class SlotCache:
                 return
             holder.slot = slot
 
-    @torch.inference_mode()
     def keep(self, slot: int, columns: Sequence[int]) -> None:
         """Count `columns` of the last pass, ascending from its first (0), after the slot's length; drop the others.
 
         Only columns that are out of place are copied: the accepted path of a tree, never of a chain.
         """
         length = self.lengths[slot]
-        if moved := {length + to: length + column for to, column in enumerate(columns) if to != column}:
-            self._memory.move_columns(slot, moved)
+        if columns and columns[-1] != len(columns) - 1:
+            moved = {length + to: length + column for to, column in enumerate(columns) if to != column}
+            with torch.inference_mode():
+                self._memory.move_columns(slot, moved)
         self.lengths[slot] = length + len(columns)
 
     @torch.inference_mode()

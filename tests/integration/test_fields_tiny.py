@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -188,3 +188,47 @@ def test_fields_that_leave_no_token_end_their_job_alone(tiny_engine: Build) -> N
     assert failed == {job.job_id: "grammar_conflict" for job, _, _ in work[:-1]}
     assert [text.text for step in done for text in step.finished] == ["the thing"]
     assert engine.load().num_running == 0
+
+
+WORDS: Final = Constraint("regex", "[a-z ]{3,30}", "body.structured_outputs.regex")
+#: Settings whose sequences of one round are verified in several groups, some in one group with others' constraints.
+UNLIKE: Final[tuple[dict[str, Any], ...]] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "constraint": WORDS},
+    {"temperature": 1.1},
+    {"temperature": 1.1, "top_k": 7},
+    {"temperature": 1.1, "top_k": 7, "constraint": WORDS},
+    {"temperature": 1.1, "top_p": 0.9},
+    {"temperature": 1.1, "top_p": 0.9, "constraint": WORDS},
+    {"temperature": 1.1, "top_p": 0.9, "presence_penalty": 1.5, "num_logprobs": 2},
+    {"temperature": 1.1, "min_p": 0.3},
+    {"temperature": 1.1, "min_p": 0.3, "constraint": WORDS},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.02},
+    {"temperature": 1.1, "top_p": 0.9, "seed": 4},
+    {"temperature": 1.1, "top_p": 0.9, "seed": 4, "constraint": WORDS},
+    {"temperature": 1.1, "seed": 4},
+)
+
+
+@pytest.mark.parametrize("drafter", [None, "lookup"])
+def test_texts_of_unlike_cuts_and_constraints_in_one_round_are_those_of_each_alone(
+    tiny_engine: Build, drafter: str | None
+) -> None:
+    decided = VANILLA if drafter is None else decision(drafter, 4)
+    # Twice each, so that every group has several; prompts that begin unlike, so that none is copied from another.
+    work = [
+        (make_job(f"{number} {PROMPTS[number % 3]}", number), Sampling(max_tokens=24, **settings), decided)
+        for number, settings in enumerate(2 * UNLIKE)
+    ]
+    engine = tiny_engine("llama", num_slots=len(work))
+    together = finish(engine, work)
+    alone = tiny_engine("llama", num_slots=1)
+    for job, sampling, _ in work:
+        made, expected = together[job.job_id], finish(alone, [(job, sampling, decided)])[job.job_id]
+        assert made.token_ids == expected.token_ids, sampling
+        assert (made.counts, made.chances) == (expected.counts, expected.chances), sampling
+        if sampling.num_logprobs:
+            ours, theirs = ([token.logprob for token in one.choices[0].logprobs or ()] for one in (made, expected))
+            assert ours == pytest.approx(theirs, abs=1e-9)
+    num_accepted = sum(one.counts.num_accepted for one in together.values())
+    assert num_accepted > 20 if drafter else num_accepted == 0

@@ -548,16 +548,30 @@ def test_a_rule_that_is_too_generous_is_caught(
 ) -> None:
     """The test above must see a lossy rule: a draft is accepted with the cube root of its probability, or always where
     it is among the target's likely tokens ("typical acceptance")."""
-    right = verification.verify_drawn
+    judge, draw, draws = verification.verify_drawn, verification.drawn_tokens, random.Random(seed)
 
-    def generous(p: Any, ids: Any, proposals: Sequence[Proposal], uniforms: Any) -> list[DraftVerdict]:
+    def generous(p: Any, proposals: Sequence[Proposal], uniforms: Any) -> list[DraftVerdict]:
         spoiled = uniforms**power
         ends = list(itertools.accumulate(1 + len(proposal.tokens) for proposal in proposals))
         for end in ends:
             spoiled[end - 1] = uniforms[end - 1]
-        return right(p, ids, proposals, spoiled)
+        return judge(p, proposals, spoiled)
+
+    def generously_drawn(scores: Any, piece: Any) -> list[DraftVerdict]:
+        tokens = draw(scores, [(one.sequence.choice, len(one.rows)) for one in piece])
+        p, verdicts = piece[0].sequence.choice.probabilities(scores), []
+        for proposal in (one.proposal for one in piece):
+            num = 1 + len(proposal.tokens)
+            for row in range(num):
+                for token in (proposal.tokens[place] for place in proposal.children(row - 1)):
+                    if draws.random() ** power < p[row, token]:
+                        tokens[row] = token
+            verdicts.append(verification.verify_against_draws(tokens[:num], proposal))
+            p, tokens = p[num:], tokens[num:]
+        return verdicts
 
     monkeypatch.setattr(verification, "verify_drawn", generous)
+    monkeypatch.setattr(verification, "_drawn", generously_drawn)
     texts, num_trials, _ = sampler.texts("top_k", kind, 3, seed)
     assert num_trials > 0
     excess = chi_square_excess(texts, sampler.expected["top_k"])

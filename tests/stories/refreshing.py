@@ -76,7 +76,7 @@ HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
 CANDIDATE: Final = f"{HEADS}-2"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
-#: Jobs after the first wrong draft within which the parent has to decode again.
+#: Jobs after the first wrong draft within which the parent has to be chosen again.
 MOST_JOBS_WORN: Final = 60
 #: Jobs that the candidate drafts for before it wears, and those in which it does.
 _SOUND, _WEARING = 30, 10
@@ -269,22 +269,20 @@ class Story:
         if not busy:
             raise AlphaloopError(f"expected a task that {HEADS} decode before the refresh, found {drafted_before}")
         self._say(f"they decode {', '.join(busy)} before")
-        log, worn_at = LogFollower(worker.log), None
-        counts: dict[str, int | None] = dict.fromkeys(busy)
+        log, counts = LogFollower(worker.log), dict[str, int | None]()
         for _ in range(MOST_RUNS * len(busy)):
             self._decode(on, jobs.of_one(busy), worker)
-            line = log.find(WORN_ACTION)
-            if line is None:
+            if (line := log.find(WORN_ACTION)) is None:
                 continue
             worn_at = datetime.fromisoformat(field_of(line, WORN_AT) or "")
-            for task in busy:
-                counts[task] = _num_jobs_until(on.database, task, worn_at, parents)
-                self._say(f"{task}: {_choices(on)[task]} decodes, {counts[task]} jobs after the first wrong draft")
-            if all(num is not None for num in counts.values()):
+            changes = {task: DecisionLog(on.database).latest(task, limit=1000) for task in busy}
+            concerned = [task for task in busy if choice_at(changes[task], worn_at) in successors]
+            counts = {task: _num_jobs_until(on.database, task, worn_at, changes[task], parents) for task in concerned}
+            self._say(f"jobs from the first wrong draft until the parent decodes: {counts}")
+            if counts and None not in counts.values():
                 break
-        is_right = all(num is not None and num <= MOST_JOBS_WORN for num in counts.values())
-        found = self._found(on, 0)
-        return {**found, "is_right": is_right, "worn_at": worn_at and worn_at.isoformat(), "num_jobs_until": counts}
+        is_right = bool(counts) and all(num is not None and num <= MOST_JOBS_WORN for num in counts.values())
+        return {**self._found(on, 0), "is_right": is_right, "num_jobs_until": counts}
 
     def _found(self, on: Deployment, num_runs: int) -> dict[str, Any]:
         (refresh,) = RefreshStore(on.database).of(HEADS)
@@ -320,7 +318,7 @@ class Story:
             trainer.stop()
 
     def _until(self, refreshes: RefreshStore, state: RefreshState) -> Refresh:
-        until = time.monotonic() + 900
+        until = time.monotonic() + 1800
         while (refresh := refreshes.of(HEADS)[0]).state is not state:
             if not refresh.is_open or time.monotonic() > until:
                 raise AlphaloopError(f"expected a refresh in {state.value}, found {refresh.state}: {refresh.sentence}")
@@ -417,9 +415,16 @@ def back_at(changes: Sequence[DecisionChange], since: datetime, drafters: Collec
     return max(since, lasting[-1].decided_at) if lasting else None
 
 
-def _num_jobs_until(database: Database, task: str, since: datetime, drafters: Collection[str]) -> int | None:
+def choice_at(changes: Sequence[DecisionChange], moment: datetime) -> str | None:
+    """The drafter that a task's jobs had at a moment; None: vanilla, or nothing yet. `changes`: the newest first."""
+    return next((change.after.drafter for change in changes if change.decided_at <= moment), None)
+
+
+def _num_jobs_until(
+    database: Database, task: str, since: datetime, changes: Sequence[DecisionChange], drafters: Collection[str]
+) -> int | None:
     """Jobs of a task that ended between `since` and the choice of one of the drafters; None: it is not chosen now."""
-    until = back_at(DecisionLog(database).latest(task, limit=1000), since, drafters)
+    until = back_at(changes, since, drafters)
     if until is None:
         return None
     runs = decode_runs.c

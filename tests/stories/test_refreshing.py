@@ -16,7 +16,7 @@ from alphaloop.store.decisions import DecisionChange, LoggedSetting
 from engine.drafters.head_files import find_heads
 from tests.fixtures.heads import noise, sequential
 from tests.stories.configs import PROFILE
-from tests.stories.refreshing import Jobs, Parts, Story, back_at, forget_target
+from tests.stories.refreshing import Jobs, Parts, Story, back_at, choice_at, forget_target
 
 NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
 PARENTS: Final = {"heads", "both"}
@@ -58,6 +58,12 @@ def test_a_parent_is_back_from_its_last_choice_that_lasts(
     chosen: list[tuple[int, str | None]], minute: int | None
 ) -> None:
     assert back_at(changes(*chosen), NOW, PARENTS) == (None if minute is None else NOW + timedelta(minutes=minute))
+
+
+@pytest.mark.parametrize(("minute", "drafter"), [(-10, None), (-5, "heads"), (2, "heads"), (3, None), (9, "both-2")])
+def test_a_choice_holds_from_its_moment_on(minute: int, drafter: str | None) -> None:
+    chosen = changes((-5, "heads"), (3, None), (6, "both-2"))
+    assert choice_at(chosen, NOW + timedelta(minutes=minute)) == drafter
 
 
 def test_heads_that_forgot_their_target_are_the_same_heads_without_it(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
 AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 TOP_PRIORITY: Final = MAX_PRIORITY  #: effective priorities rise no higher for the order of slacks
-#: Of a segment's starts in a lane, for jobs without a deadline that have reached the top band, while others have slack.
+#: The part of a segment's starts in a lane for jobs without a deadline in the top band, while others have slack.
 UNDATED_SHARE: Final = 0.1
 _ROUNDING: Final = 1e-9
 _FEW: Final = 32  # entries of a heap

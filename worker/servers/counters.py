@@ -61,7 +61,7 @@ _VLLM: Final = _Names(
     present=("vllm:num_requests_running", "vllm:num_requests_waiting"),
     requests="vllm:request_success_total",
 )
-#: Of build 11549, which counts no requests: those of other clients are known by their tokens.
+#: As of build 11549, which counts no requests: those of other clients are known by their tokens.
 _LLAMA: Final = _Names(
     drafts="llamacpp:spec_decode_num_drafts_total",
     draft_tokens="llamacpp:spec_decode_num_draft_tokens_total",

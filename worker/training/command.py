@@ -1,8 +1,8 @@
 """Two commands of the user's: one that trains in alphaloop's place, and one that starts servers with what was trained.
 
 `[refresh] command` is called with DATASET TARGET PARENT OUT. It writes events of `alphaloop.commands` to its standard
-output, and heads into the folder OUT. Exit code 0: done, 75: again later, any other: failed. Of what it leaves only
-safetensors and JSON are taken, and only regular files: weights are never unpickled, and a link could lead out of the
+output, and heads into the folder OUT. Exit code 0: done, 75: again later, any other: failed. Only safetensors and JSON
+are taken from what it leaves, and only regular files: weights are never unpickled, and a link could lead out of the
 folder.
 
 `[refresh] hook` is called with TARGET DRAFTER REVISION FOLDER, once a draft of a target that servers decode is kept:
@@ -190,7 +190,7 @@ def _refuse_excess(child: ChildProcess, work: Path, limits: CommandLimits, deadl
 
 
 def _bytes_of(folder: Path) -> int:
-    """Of all files below a folder, holes included; what goes away meanwhile counts nothing."""
+    """The sizes of all files below a folder together, holes included; what goes away meanwhile counts nothing."""
     num_bytes = 0
     for path, _, names in os.walk(folder):
         for name in names:

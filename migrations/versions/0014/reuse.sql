@@ -33,10 +33,10 @@ COMMENT ON COLUMN reused_results.segment IS 'Segment of both; empty without one'
 COMMENT ON COLUMN reused_results.decoded_at IS 'When that text was decoded';
 COMMENT ON COLUMN reused_results.reused_at IS 'When the job was answered';
 
-ALTER FUNCTION grant_to_roles() RENAME TO grant_tables_of_0012;
+ALTER FUNCTION grant_to_roles() RENAME TO grant_tables_of_0013;
 CREATE FUNCTION grant_to_roles() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    missing text[] := grant_tables_of_0012();
+    missing text[] := grant_tables_of_0013();
 BEGIN
     IF missing = '{}' THEN
         GRANT SELECT, INSERT, UPDATE ON reusable_results TO alphaloop_worker;
@@ -49,7 +49,7 @@ BEGIN
     RETURN missing;
 END
 $$;
-COMMENT ON FUNCTION grant_tables_of_0012() IS 'What grant_to_roles() does for the tables of revisions 0001 to 0012';
+COMMENT ON FUNCTION grant_tables_of_0013() IS 'What grant_to_roles() does for the tables of revisions before 0014';
 COMMENT ON FUNCTION grant_to_roles() IS
     'Makes the group roles, if the caller may, and grants them their rights; returns the roles that are missing';
 SELECT grant_to_roles();

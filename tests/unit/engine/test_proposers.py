@@ -19,11 +19,11 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Constraint
 from engine.constraint import ConstrainedText
-from engine.drawing import verify_drawn
+from engine.distribution import draw_rows
 from engine.grammars import Grammars
 from engine.proposal import FORCED, NOTHING, Proposal, RoundCounts
 from engine.scoring import VirtualRounds
-from engine.verification import verify_against_choices
+from engine.verification import verify_against_choices, verify_against_draws
 from tests.fixtures.models import NUM_TOKENS, make_tiny_tokenizer
 
 DRAFTER = DrafterState("lookup", "r1", 8)
@@ -126,9 +126,9 @@ def test_a_sampled_tree_counts_the_same_in_whatever_order_siblings_are_tried() -
     rows = [P[()], P[(1,)], P[(0,)], P[(0,)], P[(0,)]]
     p = torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
     counts = RoundCounts()
-    uniforms = torch.rand(num * len(p), generator=generator, dtype=torch.float64).numpy()
-    for verdict in verify_drawn(p.repeat(num, 1), None, [tree] * num, uniforms):
-        path = verdict.path
+    uniforms = torch.rand((num * len(p), 1), generator=generator, dtype=torch.float64)
+    for drawn in draw_rows(p.repeat(num, 1), uniforms).reshape(num, len(p)).tolist():
+        path = verify_against_draws(drawn, tree).path
         counts.take_proposers("lookup", tree, path, num_emitted=len(path) + 1)
     expected = {"model": (P[()][1], P[(0,)][2]), "lookup": (P[()][0], P[(0,)][0])}
     for one in counts.proposers:

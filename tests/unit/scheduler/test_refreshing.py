@@ -203,6 +203,7 @@ def test_a_candidate_that_no_worker_could_load_is_rejected_with_the_reason() -> 
         ({"changed_at": NOW - COOL_DOWN + timedelta(seconds=1)}, {}, {"code": "heads-2"}, False),
         ({"state": RefreshState.REJECTED}, {}, {}, False),
         ({}, {"heads-2": DraftStatus.STALE}, {}, False),
+        ({}, {"heads-2": DraftStatus.CANDIDATE}, {}, False),
         ({}, {"heads": DraftStatus.RETIRED}, {}, False),
         ({}, {"heads": DraftStatus.STALE}, {"code": "heads-2"}, True),
     ],
