@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -32,7 +34,12 @@ from alphaloop.store.housekeeping import EraseStore, Erasure
 from alphaloop.store.known_jobs import check
 from alphaloop.store.reuse import ReuseStore
 from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.console import Visitor
+from tests.fixtures.messages import batch_line
+from tests.fixtures.openai_api import client, create_key, ended, served
 from tests.fixtures.worker import Client, RunningWorker, by_id, running_worker
+from tests.integration.test_openai_batches import create, rows
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -226,3 +233,34 @@ def test_a_result_without_its_text_answers_no_job(desk: Desk, database: Database
     database.change(text("UPDATE jobs SET outcome = CAST(outcome::jsonb - 'text' AS json) WHERE job_id = 'b'"))
     (third,) = desk.ask(job("c"))
     assert third.reused_from is None
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_every_screen_says_of_whose_text_a_job_is_and_counts_it_apart(
+    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    settings = worker_settings.model_copy(update={"data_dir": tmp_path})
+    key = create_key(database, "nightly", segment="gold", tasks=["chat"])
+    lines = json.dumps({**batch_line("r-0", "say it again"), "task": "chat", "reuse": True})
+    with served(settings, tmp_path) as url, client(url, key) as api, running_worker(settings, FakeEngine()):
+        first, second = (ended(api, create(api, content.encode()).id) for content in (lines, lines + "\n"))
+        assert first.usage
+        assert second.usage
+        assert (first.usage.input_tokens_details.cached_tokens, second.usage.output_tokens) == (
+            0,
+            first.usage.output_tokens,
+        )
+        assert second.usage.input_tokens_details.cached_tokens == second.usage.input_tokens > 0
+        source, reused = (rows(api, done.output_file_id)[0]["response"]["request_id"] for done in (first, second))
+        visitor = Visitor(url)
+        said = f"answered with the text of job {source}"
+        assert said in stack_cli("job", reused, "--json").json[0]["sentence"]
+        assert stack_cli("job", reused, "--json").json[0]["reused_from"] == source
+        page = visitor.get(f"/job?id={reused}")
+        assert (page.data["result"]["reused_from"], page.data["spent"]) == (source, None)
+        assert f'href="/job?id={source}"' in page.text
+        (task,) = stack_cli("status", "--json").json["tasks"]
+        assert (task["jobs"], task["num_reused"], task["decoded"]["num_jobs"]) == ({"succeeded": 2}, 1, 1)
+        assert "reused: 1" in stack_cli("status").out
+        assert "reused: 1" in visitor.get("/tasks").text
+        assert "reused: 1" in visitor.get("/tasks/chat").text
