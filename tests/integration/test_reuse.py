@@ -256,9 +256,9 @@ def test_every_screen_says_of_whose_text_a_job_is_and_counts_it_apart(
         said = f"answered with the text of job {source}"
         assert said in stack_cli("job", reused, "--json").json[0]["sentence"]
         assert stack_cli("job", reused, "--json").json[0]["reused_from"] == source
-        page = visitor.get(f"/job?id={reused}")
-        assert (page.data["result"]["reused_from"], page.data["spent"]) == (source, None)
-        assert f'href="/job?id={source}"' in page.text
+        page = visitor.get(f"/job.json?id={reused}").data
+        assert (page["result"]["reused_from"], page["spent"]) == (source, None)
+        assert f'href="/job?id={source}"' in visitor.get(f"/job?id={reused}").text
         (task,) = stack_cli("status", "--json").json["tasks"]
         assert (task["jobs"], task["num_reused"], task["decoded"]["num_jobs"]) == ({"succeeded": 2}, 1, 1)
         assert "reused: 1" in stack_cli("status").out
