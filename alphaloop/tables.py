@@ -475,6 +475,26 @@ remembered_results: Final = _table(
     _index("ix_remembered_results_recorded_at", "recorded_at", where="forgotten_at IS NULL"),
 )
 
+#: The text of such a job answers equal ones: it stays in `jobs.outcome`, and a key has the newest job alone.
+reusable_results: Final = _table(
+    "reusable_results",
+    ["reuse_key"],
+    _columns(LargeBinary, "reuse_key"),
+    _columns(Text, "job_id"),
+    _instants("decoded_at"),
+    _index("ix_reusable_results_decoded_at", "decoded_at"),
+)
+
+#: One row a job that was answered so.
+reused_results: Final = _table(
+    "reused_results",
+    ["job_id"],
+    _columns(Text, "job_id", "source_job_id", "task", "segment"),
+    _instants("decoded_at", "reused_at"),
+    _index("ix_reused_results_source_job_id", "source_job_id"),
+    _index("ix_reused_results_reused_at", "reused_at"),
+)
+
 draft_revisions: Final = _table(
     "draft_revisions",
     ["drafter", "draft_revision", "target_revision"],

@@ -468,7 +468,7 @@ class Retention:
         self.memory.delete_forgotten(now - FORGOTTEN_KEPT_FOR)
         ended = self._jobs_before(now)
         if ended is not None:
-            drop(ended, "cancellations", "redrives")
+            drop(ended, "cancellations", "redrives", "reusable_results", "reused_results")
             _log("jobs", self.store.drop_jobs(ended, time_is_up))
             # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
             self._drop_contents(ended, ended - (now - ended), time_is_up)

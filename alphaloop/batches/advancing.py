@@ -421,7 +421,10 @@ def _tokens_of(row: RequestRow) -> dict[str, int]:
     """The tokens of a request that has a text."""
     usage = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
     thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-    return {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0), "reasoning": thought}
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    counts = {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0)}
+    # Only where there are any: a console of the release before knows no such tokens.
+    return {**counts, "reasoning": thought, **({"cached": cached} if cached else {})}
 
 
 def _values(progress: Progress, status: str | None = "open") -> dict[str, Any]:

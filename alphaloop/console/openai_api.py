@@ -630,9 +630,9 @@ def _end(end: PromisedEnd | None) -> dict[str, Any]:
     return {**{name: at and _second(at) for name, at in times.items()}, "why": end and end.why}
 
 
-def _usage(input: int, output: int, reasoning: int) -> dict[str, Any]:
+def _usage(input: int, output: int, reasoning: int, cached: int = 0) -> dict[str, Any]:
     totals = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
     return totals | {
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached},
         "output_tokens_details": {"reasoning_tokens": reasoning},
     }

@@ -306,7 +306,8 @@ class Whereabouts:
             case JobPlace.ENDED if (result := self.result) is not None and self.claimed is not None:
                 when = f" at {second(self.claimed.finished_at)}" if self.claimed.finished_at else ""
                 tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
-                return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
+                reused = f", answered with the text of job {result.reused_from}" if result.reused_from else ""
+                return f"ended {result.status.value}{when}{tokens}{reused}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
             case JobPlace.UNKNOWN:
@@ -332,6 +333,7 @@ class Whereabouts:
             facts |= {name: getattr(claimed, name) for name in counts}
         if (result := self.result) is not None:
             facts["num_tokens"] = result.usage.completion_tokens if result.usage else None
+            facts["reused_from"] = result.reused_from
         if (result := self.refusal or result) is not None:
             facts["status"] = result.status.value
             facts |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}

@@ -311,6 +311,7 @@ class Integrity:
     num_outcomes: int
     num_succeeded: int
     num_decoded_once: int  #: of those that succeeded
+    num_reused: int  #: of those that succeeded: answered with the text of an equal job, and not decoded
     num_wrong_counts: int  #: decoded jobs whose counts by position do not add up
     num_wrong_tokens: int  #: jobs whose result says another number of tokens than was counted
     num_tokens: int
@@ -321,7 +322,7 @@ class Integrity:
         """Whether every job has one outcome and every count adds up."""
         return (
             self.num_outcomes == self.num_jobs
-            and self.num_decoded_once == self.num_succeeded
+            and self.num_decoded_once + self.num_reused == self.num_succeeded
             and not (self.num_wrong_counts or self.num_wrong_tokens)
         )
 
@@ -382,14 +383,15 @@ _CHECK: Final = text(r"""
            count(*) FILTER (WHERE status <> 'running' AND outcome IS NOT NULL) AS num_outcomes,
            count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
            count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
+           count(*) FILTER (WHERE status = 'succeeded' AND runs.times IS NULL AND reused_at IS NOT NULL) AS num_reused,
            count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
-           count(*) FILTER (WHERE status = 'succeeded'
+           count(*) FILTER (WHERE status = 'succeeded' AND reused_at IS NULL
                AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
                    IS DISTINCT FROM runs.num_tokens)
                AS num_wrong_tokens,
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
            (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
-    FROM jobs LEFT JOIN runs USING (job_id)
+    FROM jobs LEFT JOIN runs USING (job_id) LEFT JOIN reused_results USING (job_id)
 """)
 
 
