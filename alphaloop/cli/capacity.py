@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import as_shown, note, out, paragraph, print_json, table
+from alphaloop.cli.screen import note, out, paragraph, print_json, table
 from alphaloop.explaining.capacity import Capacity, CapacityRequest, Plan, TargetCapacity, capacity
 from alphaloop.settings.prices import PriceSettings
 from alphaloop.wording import FORMS, how_many, minute, moment_ago, moment_ahead, money, one_line, span
@@ -67,7 +67,7 @@ def _show(target: TargetCapacity, found: Capacity) -> None:
     out().print(shown)
     for plan in target.plans:
         if plan.unknown_because:
-            paragraph(f"{as_shown(plan.name)}: not known, because {as_shown(plan.unknown_because)}.")
+            paragraph(f"{one_line(plan.name)}: not known, because {one_line(plan.unknown_because)}.")
     busiest = target.busiest
     paragraph(
         f"Busiest {span(busiest.length_s)}: from {minute(target.busiest_at)}, with the work of "
@@ -76,11 +76,11 @@ def _show(target: TargetCapacity, found: Capacity) -> None:
     if target.num_too_long:
         paragraph(f"{how_many(target.num_too_long, 'text')} would take longer than that alone on a device.")
     for limit in target.limits:
-        paragraph(as_shown(limit), style="dim")
+        paragraph(one_line(limit), style="dim")
 
 
 def _cells(plan: Plan, currency: str | None) -> list[str]:
-    name = as_shown(plan.name) + (" (expected)" if plan.is_expected else "")
+    name = one_line(plan.name) + (" (expected)" if plan.is_expected else "")
     if plan.fleet is None:
         return [name, "-"]
     bounds = f" [{plan.devices[0]} {plan.devices[1]}]" if plan.devices else ""

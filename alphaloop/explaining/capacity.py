@@ -339,7 +339,5 @@ def _limits(seen: SeenArrivals, curve: LoadCurve, span_s: float, num_without_tex
     if len(devices := sorted({jobs.device for jobs in seen.groups})) > 1:
         found.append(f"A device is the mean of these: {', '.join(devices)}.")
     if any(device.startswith(SERVERS) for device in devices):
-        found.append(
-            "A device here is what one worker asks: all its servers together. Requests of others slow it down."
-        )
+        found.append("A device is what one worker asks, all its servers together; requests of others slow it down.")
     return [*found, *_ALWAYS]

@@ -69,7 +69,7 @@ _JOBS: Final = """
     )
 """
 _GROUPS: Final = text(
-    _JOBS
+    _JOBS  # noqa: S608 - no values
     + """
     SELECT target, task, device, is_speculative, avg(arrived_s) AS arrived_s, count(*) AS num_jobs, num_texts,
         sum(num_tokens)::bigint AS num_tokens, avg(wall_s) AS wall_s, avg(load) AS load
@@ -80,7 +80,7 @@ _GROUPS: Final = text(
 """
 )
 _TARGETS: Final = text(
-    _JOBS
+    _JOBS  # noqa: S608 - no values
     + """
     SELECT target, count(*) AS num_jobs, max(batch_size) AS most_running, sum(device_s) AS device_s,
         min(begins_at) AS begins_at
