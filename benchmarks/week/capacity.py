@@ -43,7 +43,12 @@ def main() -> None:
     with get_context("fork").Pool(options.processes) as pool:
         found = pool.map(_play, [(options, size) for size in sizes])
     table = table_of(
-        f"device hours a day, planned from {options.learn:g} days, used later", "devices", "deadlines", "planned", "used", "ratio"
+        f"device hours a day, planned from {options.learn:g} days, used later",
+        "devices",
+        "deadlines",
+        "planned",
+        "used",
+        "ratio",
     )
     ratios: dict[int, float] = {}
     for size, played in zip(sizes, found, strict=True):
