@@ -18,6 +18,7 @@ from alphaloop.settings import Settings
 from alphaloop.settings.prices import PriceSettings
 from alphaloop.store.arrivals import ArrivalStore, SeenArrivals
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
 from alphaloop.wording import how_many, span
@@ -142,7 +143,9 @@ class Capacity:
 
 
 def capacity(database: Database, settings: Settings, request: CapacityRequest, now: datetime) -> Capacity:
-    """Plans for what was decoded in the request's time. Raises ConfigError for a drafter that no worker runs."""
+    """Plans for what was decoded in the request's time. Raises ConfigError for a drafter that was never configured."""
+    if request.drafter is not None:
+        _check_drafter(database, settings, request.drafter)
     store, prices = ArrivalStore(database), settings.prices
     num_without_text = store.num_ended_without_text(request.since, request.until)
     speedups = _Speedups(database, settings, request.drafter, now)
@@ -151,6 +154,15 @@ def capacity(database: Database, settings: Settings, request: CapacityRequest, n
         for seen in store.seen(request.since, request.until)
     ]
     return Capacity(request, None if prices.per_hour is None else prices.currency, targets)
+
+
+def _check_drafter(database: Database, settings: Settings, drafter: str) -> None:
+    known = sorted({*settings.models.drafter_names, *(draft.drafter for draft in DraftRegistry(database).all())})
+    if drafter not in known:
+        hint = f"one of {', '.join(known)}" if known else "none is configured"
+        raise ConfigError(
+            f"--drafter: expected a drafter that is configured or registered, found {drafter!r}", hint=hint
+        )
 
 
 def _of_target(
@@ -223,7 +235,7 @@ class _Planning:
             return Plan(name, is_expected=True, unknown_because=_not_measured(missing))
         expected = {task: speedups.expected(task, self.seen.most_running) for task in tasks}
         if missing := [task for task, bounds in expected.items() if bounds is None]:
-            because = f"what {drafter} would do is not known for {', '.join(missing)}"
+            because = f"its workers do not weigh {drafter} for {', '.join(missing)}"
             return Plan(name, is_expected=True, unknown_because=because)
 
         def speedup_of(jobs: DecodedJobs, bound: str) -> float:
@@ -291,19 +303,13 @@ class _Speedups:
         return self.measured(jobs.task) if jobs.is_speculative else None
 
     def expected(self, task: str, num_running: int) -> Interval | None:
-        """Of the drafter at its best draft length over vanilla; None where decisions do not weigh it for the task.
+        """Of the drafter at its best draft length over vanilla.
 
-        Raises ConfigError where the workers of the task's target do not run the drafter.
+        None where the workers of the task's target do not run it, or the task's jobs may not draft.
         """
         worker = self._worker(self.settings.bindings.target_of(task))
-        if worker is None or self.drafter is None:
+        if worker is None:
             return None
-        known = [drafter.name for drafter in worker.fleet.drafters]
-        if self.drafter not in known:
-            raise ConfigError(
-                f"--drafter: expected a drafter that the workers run, found {self.drafter!r}",
-                hint=f"one of {', '.join(known)}" if known else "they run none",
-            )
         figures = self._figures.get(task) or TaskFigures(task)
         request = replace(usual_request(figures, self.now, is_now=True), batch=num_running)
         weighed = [a for a in worker.decide(request).decisions[0].alternatives if a.drafter == self.drafter]
