@@ -50,6 +50,8 @@ def show_capacity(
         return
     for target in found.targets:
         _show(target, found)
+    for limit in found.limits:
+        paragraph(limit, style="dim")
     if found.no_cost_because is not None:
         note(found.no_cost_because)
 

@@ -25,11 +25,10 @@ from alphaloop.wording import how_many, span
 
 _WEEK: Final = timedelta(days=7)
 _HOUR_S: Final = 3600.0
-#: What is so of every plan.
+#: So of every plan.
 _ALWAYS: Final = (
-    "It holds for arrivals like these, on devices like these; jobs that wait in Kafka are not in it.",
-    "Devices share one queue here. Real ones have partitions of their own: leave room where few partitions have the "
-    "work.",
+    "Plans hold for arrivals and devices like these; jobs that still wait in Kafka are not in them.",
+    "Their devices share one queue. Real ones have partitions each: leave room where few have the work.",
 )
 
 
@@ -124,6 +123,7 @@ class Capacity:
     request: CapacityRequest
     currency: str | None  #: None where no price is set
     targets: Sequence[TargetCapacity]
+    limits: Sequence[str]  #: what no plan can know, in sentences
 
     @property
     def no_cost_because(self) -> str | None:
@@ -138,6 +138,7 @@ class Capacity:
             "until": self.request.until,
             "currency": self.currency,
             "targets": [target.as_json() for target in self.targets],
+            "limits": list(self.limits),
             "no_cost_because": self.no_cost_because,
         }
 
@@ -147,13 +148,13 @@ def capacity(database: Database, settings: Settings, request: CapacityRequest, n
     if request.drafter is not None:
         _check_drafter(database, settings, request.drafter)
     store, prices = ArrivalStore(database), settings.prices
-    num_without_text = store.num_ended_without_text(request.since, request.until)
     speedups = _Speedups(database, settings, request.drafter, now)
-    targets = [
-        _of_target(seen, request, prices, speedups, num_without_text)
-        for seen in store.seen(request.since, request.until)
-    ]
-    return Capacity(request, None if prices.per_hour is None else prices.currency, targets)
+    seen = store.seen(request.since, request.until)
+    targets = [_of_target(of_target, request, prices, speedups) for of_target in seen]
+    limits = list(_ALWAYS)
+    if num_jobs := store.num_ended_without_text(request.since, request.until):
+        limits.insert(0, f"{how_many(num_jobs, 'job')} failed, expired or were cancelled: what they took is not in it.")
+    return Capacity(request, None if prices.per_hour is None else prices.currency, targets, limits)
 
 
 def _check_drafter(database: Database, settings: Settings, drafter: str) -> None:
@@ -166,7 +167,7 @@ def _check_drafter(database: Database, settings: Settings, drafter: str) -> None
 
 
 def _of_target(
-    seen: SeenArrivals, request: CapacityRequest, prices: PriceSettings, speedups: _Speedups, num_without_text: int
+    seen: SeenArrivals, request: CapacityRequest, prices: PriceSettings, speedups: _Speedups
 ) -> TargetCapacity:
     span_s = (request.until - seen.begins_at).total_seconds()
     planning = _Planning(seen, LoadCurve.of_jobs(seen.groups), request.deadline_s, span_s, prices)
@@ -181,7 +182,7 @@ def _of_target(
         curve=planning.curve,
         busiest=busiest(arrivals, planning.curve, num_slots=seen.most_running, length_s=request.deadline_s),
         plans=plans,
-        limits=_limits(seen, planning.curve, span_s, num_without_text),
+        limits=_limits(seen, planning.curve, span_s),
     )
 
 
@@ -325,25 +326,16 @@ class _Speedups:
         return self._workers[target]
 
 
-def _limits(seen: SeenArrivals, curve: LoadCurve, span_s: float, num_without_text: int) -> list[str]:
-    """What the plans cannot know."""
-    found = [
-        f"No device decoded more than {how_many(seen.most_running, 'sequence')} at once: with more, fewer devices may "
-        "do.",
-    ]
+def _limits(seen: SeenArrivals, curve: LoadCurve, span_s: float) -> list[str]:
+    """What the plans of one target cannot know."""
+    most = how_many(seen.most_running, "sequence")
+    found = [f"No device decoded more than {most} at once: if it can, fewer devices may do."]
     if curve.loads[0] >= 2:
-        found.append(
-            f"None had fewer than {curve.loads[0]:.1f} on average: with fewer, a sequence is taken to be no faster."
-        )
+        found.append(f"None had fewer than {curve.loads[0]:.1f}: with fewer, a sequence is taken to be no faster.")
     if span_s < _WEEK.total_seconds():
         found.append(f"Only {span(span_s)} were seen: busier hours of a week may be missing.")
-    if num_without_text:
-        found.append(
-            f"{how_many(num_without_text, 'job')} failed, expired or were cancelled in that time, of all targets: what "
-            "they would have taken is not in it."
-        )
     if len(devices := sorted({jobs.device for jobs in seen.groups})) > 1:
         found.append(f"A device is the mean of these: {', '.join(devices)}.")
     if any(device.startswith(SERVERS) for device in devices):
         found.append("A device is what one worker asks, all its servers together; requests of others slow it down.")
-    return [*found, *_ALWAYS]
+    return found

@@ -8,19 +8,22 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alphaloop.messages import Mode, Purpose
+from alphaloop.messages import Mode, Purpose, Status
+from alphaloop.messages.result import Failure
 from alphaloop.prices import NO_PRICE
 from alphaloop.server_identity import SERVERS
 from alphaloop.store.arrivals import ArrivalStore
 from alphaloop.store.database import Database
 from alphaloop.store.job_counts import DecodeRun
+from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from tests.fixtures.cli import Cli
-from tests.fixtures.runs import block_rows, calibrate, decode_run, record, subject, vanilla_counts
+from tests.fixtures.runs import block_rows, calibrate, claim, decode_run, outcome, record, subject, vanilla_counts
 from tests.integration.test_cli_explain import worker_says
 
 pytestmark = pytest.mark.postgres
 
+FAILURE = Failure(code="decode_failed", message="a step failed", hint="")
 NOW = datetime.now(UTC)
 #: Three hours ago, in the middle of a minute.
 BEGINNING = (NOW - timedelta(hours=3)).replace(second=30, microsecond=0)
@@ -142,6 +145,9 @@ def test_a_screen_of_80_columns_says_what_is_not_known(
     calibrate(database)
     other = replace(run_of(3, load=3.0), device="another", target="\x1b[31mred")
     recorded(database, [run_of(1, mode=Mode.SPECULATIVE), replace(run_of(2), device="another"), other])
+    for status in (Status.EXPIRED, Status.FAILED):
+        claim(database, status)
+        OutcomeStore(database).record([outcome(status, status=status, error=FAILURE)], owner="w")
     ran = cli("capacity", "--deadline", "4h")
     assert NO_PRICE in ran.err
     assert max(map(len, ran.out.splitlines())) <= 80
@@ -152,14 +158,17 @@ def test_a_screen_of_80_columns_says_what_is_not_known(
         "No device decoded more than 4 sequences at once",
         "A device is the mean of these: another, cpu-2-threads.",
         "Only 3 h were seen",
-        "None had fewer than 3.0 on average",
+        "None had fewer than 3.0:",
         "\\x1b[31mred: 1 job in",
-        "jobs that wait in Kafka are not in it",
+        "jobs that still wait in Kafka are not in them",
+        "2 jobs failed, expired or were cancelled: what they took is not in it.",
     ):
         assert words in said, words
     assert "EUR" not in cli("capacity", "--deadline", "4h").out
     monkeypatch.setenv("ALPHALOOP_PRICES__CURRENCY", "EUR")
-    assert cli("capacity", "--deadline", "4h", "--price", "12345.67").out.count("EUR") >= 4
+    priced = cli("capacity", "--deadline", "4h", "--price", "12345.67").out
+    assert priced.count("EUR") >= 4
+    assert max(map(len, priced.splitlines())) <= 80
 
 
 def test_times_and_options_that_cannot_be(cli: Cli, cli_environment: None, database: Database) -> None:
