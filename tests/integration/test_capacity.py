@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
@@ -18,7 +20,17 @@ from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from tests.fixtures.cli import Cli
-from tests.fixtures.runs import block_rows, calibrate, claim, decode_run, outcome, record, subject, vanilla_counts
+from tests.fixtures.runs import (
+    DecodedJobs,
+    block_rows,
+    calibrate,
+    claim,
+    decode_run,
+    outcome,
+    record,
+    subject,
+    vanilla_counts,
+)
 from tests.integration.test_cli_explain import worker_says
 
 pytestmark = pytest.mark.postgres
@@ -178,3 +190,22 @@ def test_times_and_options_that_cannot_be(cli: Cli, cli_environment: None, datab
     assert cli("capacity", "--deadline", "soon").code == 1
     assert cli("capacity", "--deadline", "4h", "--price", "-1").code == 2
     assert cli("capacity", "--deadline", "4h", "--since", "1h", "--until", "2h").code == 2
+
+
+def test_a_drafter_that_would_slow_a_task_down_leaves_it_vanilla(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, rng: random.Random
+) -> None:
+    jobs = DecodedJobs(twelve_jobs, rng, num_written=100)
+    for number in range(40):
+        jobs.decoded("prose", 0.001, 1, device_s=2.0, at=NOW - timedelta(minutes=number))
+    worker_says(twelve_jobs)
+    weighed = cli("explain", "prose", "--json").json["decision"]["alternatives"]
+    assert max(option["speedup"] for option in weighed if option["drafter"]) < 1
+    slices = SwitchbackStore(twelve_jobs)
+    for task in ("code", "prose"):
+        slices.add(block_rows(subject(task), NOW - timedelta(minutes=5), 12))
+    slices.refresh(NOW)
+    twelve_jobs.change(text("DELETE FROM decode_runs WHERE task = 'code'"))
+    (target,) = cli("capacity", "--deadline", "1h", "--drafter", "lookup", "--json").json["targets"]
+    _, vanilla, drafted = target["plans"]
+    assert (drafted["num_devices"], drafted["busy_h"]) == (vanilla["num_devices"], pytest.approx(vanilla["busy_h"]))
