@@ -21,8 +21,8 @@ from alphaloop.capacity.curve import Arrivals, LoadCurve
 
 #: Busy time is summed by quarters of an hour, because prices hold for whole ones.
 PERIOD_S: Final = 900.0
-#: Sums of floating-point numbers that differ by less are equal.
-_CLOSE: Final = 1e-9
+#: An end so many seconds after the deadline keeps it: times are sums of floating-point numbers.
+_CLOSE_S: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def play(
             num_free += number
             if counts:
                 slowest_s = max(slowest_s, now_s - at_s)
-                num_late += number if now_s - at_s > deadline_s * (1 + _CLOSE) else 0
+                num_late += number if now_s - at_s > deadline_s + _CLOSE_S else 0
         while position < len(arrivals) and arrivals[position].at_s <= now_s:
             waiting.append((arrivals[position], arrivals[position].number))
             position += 1
@@ -92,11 +92,12 @@ def least_fleet(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: in
     def with_devices(number: int) -> FleetRun:
         return play(arrivals, curve, num_devices=number, num_slots=num_slots, deadline_s=deadline_s)
 
+    most = sum(coming.number for coming in arrivals)  # each alone on a device
     enough = with_devices(1)
     too_few = 0
-    while enough.num_late:
+    while enough.num_late and enough.num_devices < most:
         too_few = enough.num_devices
-        enough = with_devices(2 * too_few)
+        enough = with_devices(min(most, 2 * too_few))
     while enough.num_devices - too_few > 1:
         middle = with_devices((too_few + enough.num_devices) // 2)
         if middle.num_late:
@@ -128,7 +129,7 @@ def busiest(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: int, l
         while last < len(arrivals) and arrivals[last].at_s < coming.at_s + length_s:
             inside += arrivals[last].alone_s * arrivals[last].number * full
             last += 1
-        if inside > best.device_s * (1 + _CLOSE):
+        if inside > best.device_s * (1 + 1e-9):
             best = Window(coming.at_s, length_s, inside)
         inside -= coming.alone_s * coming.number * full
     return best
