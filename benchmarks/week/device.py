@@ -30,7 +30,7 @@ from benchmarks.policy.ours import (
 )
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.slots import SlotTable
-from benchmarks.week.world import DRAFTER, LIMIT_TOKENS, MOST_DRAFT_TOKENS, NUM_SLOTS, WeekJob, yield_at
+from benchmarks.week.world import DAY_S, DRAFTER, LIMIT_TOKENS, MOST_DRAFT_TOKENS, NUM_SLOTS, WeekJob, yield_at
 from worker.admission import Line
 
 _EVIDENCE_AT_ONCE: Final = 20  #: ended jobs whose counts are added together, because each addition infers anew
@@ -97,6 +97,7 @@ class Decoding:
     left: float  #: tokens
     tokens_per_ms: float = 0.0
     device_s: float = 0.0  #: its share of the device's time so far
+    most_running: int = 1  #: jobs that ran at the same time
 
 
 class WeekDevice:
@@ -105,8 +106,9 @@ class WeekDevice:
     def __init__(self, table: SlotTable, decisions: Decisions) -> None:
         self._table, self._decisions = table, decisions
         self.running: list[Decoding] = []
+        self.ended: list[Decoding] = []  #: with their last token, in this order
         self.now_s = 0.0
-        self.busy_s = 0.0
+        self.busy_s: defaultdict[int, float] = defaultdict(float)  #: by day, from 0
 
     @property
     def num_free(self) -> int:
@@ -126,14 +128,14 @@ class WeekDevice:
 
     def advance(self, to_s: float) -> Mapping[Line, float]:
         """Decode until then; returns the device seconds by line."""
-        passed_s, self.now_s = max(0.0, to_s - self.now_s), to_s
+        day, passed_s, self.now_s = int(self.now_s // DAY_S), max(0.0, to_s - self.now_s), to_s
         if not self.running or not passed_s:
             return {}
         share_s = passed_s / len(self.running)
         for each in self.running:
             each.left -= each.tokens_per_ms * 1000 * passed_s
             each.device_s += share_s
-        self.busy_s += passed_s
+        self.busy_s[day] += passed_s
         return {line: share_s * number for line, number in self.by_line.items()}
 
     def start(self, jobs: Sequence[WeekJob]) -> None:
@@ -158,6 +160,7 @@ class WeekDevice:
                 each.job.is_expired = each.left > 1e-6
                 if not each.job.is_expired:
                     each.job.ended_s = self.now_s
+                    self.ended.append(each)
                     self._decisions.ended(each.job, each.decision.num_draft_tokens, self.now_s)
             self._steer()
         return ended
@@ -177,4 +180,5 @@ class WeekDevice:
         if drafting:
             round_ms += self._table.draft_ms(DRAFTER, len(drafting), max(drafting))
         for each, k in zip(self.running, lengths, strict=True):
+            each.most_running = max(each.most_running, num_running)
             each.tokens_per_ms = yield_at(each.job.alpha, k) / round_ms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -24,7 +24,8 @@ class Played:
     """What became of a week's jobs under one order."""
 
     jobs: Sequence[WeekJob]
-    busy_s: float
+    decoded: Sequence[Decoding]  #: those that ended, of every worker
+    busy_s: Mapping[int, float]  #: device seconds with something to decode, by day from 0
 
     @property
     def num_met(self) -> int:
@@ -90,7 +91,10 @@ class Play:
                 for job in waiting.pop(0)[1]:
                     self._append(job)
             self._turn(now_s)
-        return Played(self._jobs, sum(device.busy_s for device in self._devices))
+        decoded = [each for device in self._devices for each in device.ended]
+        days = sorted({day for device in self._devices for day in device.busy_s})
+        busy_s = {day: sum(device.busy_s.get(day, 0.0) for device in self._devices) for day in days}
+        return Played(self._jobs, decoded, busy_s)
 
     def _turn(self, now_s: float) -> None:
         for number, (device, admission) in enumerate(zip(self._devices, self._admissions, strict=True)):

@@ -1,0 +1,1 @@
+"""How many devices a deadline needs: from jobs that were decoded, how load slows them, and a fleet played over them."""
