@@ -25,7 +25,7 @@ _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 @example("""\
 alphaloop cost
 alphaloop cost --by segment --since 7d
-alphaloop cost --by batch --since 2026-09-01 --until 2026-10-01 --csv > september.csv""")
+alphaloop cost --by batch --since 2026-09-01 --until 2026-10-01 --csv""")
 def cost(
     context: typer.Context,
     by: SpentBy = typer.Option(SpentBy.TASK, help="What jobs are summed by."),

@@ -63,8 +63,8 @@ def test_every_screen_says_the_same_of_a_batch_and_its_jobs(
         of_batch = pytest.approx(sum(seconds.values()))
         spent = {"device_s": of_batch, "cost": of_batch, "currency": "EUR"}
         assert done.model_extra is not None
-        assert done.model_extra["alphaloop"] == {"spent": spent}
-        assert [batch.model_extra["alphaloop"] for batch in api.batches.list()] == [{"spent": spent}]  # type: ignore[index]
+        assert done.model_extra["alphaloop"]["spent"] == spent
+        assert [batch.model_extra["alphaloop"]["spent"] for batch in api.batches.list()] == [spent]  # type: ignore[index]
         assert done.usage is not None
         assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
         assert visitor.read(f"/batch.json?id={done.id}")["spent"] == spent

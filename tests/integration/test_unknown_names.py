@@ -76,6 +76,7 @@ NAMELESS = {
         "status",
         "env",
         "report",
+        "cost",
         "calibrate",
         "keys list",
         "topics list",

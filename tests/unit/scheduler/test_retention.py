@@ -116,7 +116,8 @@ def test_jobs_outlive_the_messages_of_their_topics(tmp_path: Path, caplog: pytes
 def test_a_topic_without_limit_keeps_every_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "scheduler.loop"):
         asked = keep(tmp_path, lambda: None)
-    assert asked.keys() == {*TABLES} - {"cancellations", "redrives"}
+    of_jobs = {"cancellations", "redrives", "reusable_results", "reused_results"}
+    assert asked.keys() == {*TABLES} - of_jobs
     assert "without limit" in caplog.text
 
 
