@@ -211,6 +211,20 @@ batches: Final = _table(
     _index("ix_batches_open", "id", where="is_open"),
 )
 
+#: What was said of the ends of batches, and what came; a row stays as it was said.
+promised_ends: Final = _table(
+    "promised_ends",
+    ["batch_id", "promised_at"],
+    _columns(Text, "batch_id"),
+    _instants("promised_at"),
+    _columns(Integer, "num_total", "num_open"),
+    _instants("ends_at", "earliest_at", "latest_at", "ended_at", nullable=True),
+    _columns(Double, "median_s", "sd_s", nullable=True),
+    _columns(Text, "why", nullable=True),
+    _index("ix_promised_ends_promised_at", "promised_at"),
+    _index("ix_promised_ends_ended_at", "ended_at", where="ended_at IS NOT NULL"),
+)
+
 audit: Final = _table(
     "audit",
     ["id"],
@@ -459,6 +473,26 @@ remembered_results: Final = _table(
     _index("ix_remembered_results_changed_in", "changed_in"),
     _index("ix_remembered_results_job_id", "job_id"),
     _index("ix_remembered_results_recorded_at", "recorded_at", where="forgotten_at IS NULL"),
+)
+
+#: The text of such a job answers equal ones: it stays in `jobs.outcome`, and a key has the newest job alone.
+reusable_results: Final = _table(
+    "reusable_results",
+    ["reuse_key"],
+    _columns(LargeBinary, "reuse_key"),
+    _columns(Text, "job_id"),
+    _instants("decoded_at"),
+    _index("ix_reusable_results_decoded_at", "decoded_at"),
+)
+
+#: One row a job that was answered so.
+reused_results: Final = _table(
+    "reused_results",
+    ["job_id"],
+    _columns(Text, "job_id", "source_job_id", "task", "segment"),
+    _instants("decoded_at", "reused_at"),
+    _index("ix_reused_results_source_job_id", "source_job_id"),
+    _index("ix_reused_results_reused_at", "reused_at"),
 )
 
 draft_revisions: Final = _table(

@@ -121,6 +121,16 @@ def minute(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
+def expected_end(ends_at: datetime, earliest_at: datetime, latest_at: datetime, now: datetime) -> str:
+    """`ends 02:40, 02:31 to 02:55 UTC`; a moment of another day than `now` has the date."""
+
+    def clock(at: datetime) -> str:
+        is_today = at.astimezone(UTC).date() == now.astimezone(UTC).date()
+        return at.astimezone(UTC).strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M")
+
+    return f"ends {clock(ends_at)}, {clock(earliest_at)} to {clock(latest_at)} UTC"
+
+
 def second(at: datetime) -> str:
     """`2026-09-01 12:30:05 UTC`."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -97,18 +97,21 @@ def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
     Two waits for the device, four where top_p needs tokens of less than `_HOPE`. Raises DecodeFailed where a row has no
     finite maximum.
     """
-    blocks = in_blocks(scores if scores.dtype in _COMPARABLE else scores.float())
-    peaks = blocks.amax(dim=-1)
+    blocks = in_blocks(scores)
+    comparable = blocks if blocks.dtype in _COMPARABLE else blocks.float()
+    peaks = comparable.amax(dim=-1)
     best = peaks.amax(dim=-1, keepdim=True).double()
     is_top_k = 0 < sampling.top_k < scores.shape[-1]
     is_top_p = sampling.top_p < 1 and not is_top_k
     if is_top_k:
-        bound = _kth(blocks, peaks, sampling.top_k).double()
+        bound = _kth(comparable, peaks, sampling.top_k).double()
     else:
         share = max(sampling.min_p, _HOPE) if is_top_p else sampling.min_p
         # Without min_p top_k asks for more than the vocabulary: no token is cut.
         bound = best + (sampling.temperature * math.log(share) - _ROUNDING if share else -math.inf)
-    masses = _masses(blocks, best, sampling) if is_top_p else None
+    masses = None
+    if is_top_p:
+        masses = _masses(comparable.clone() if comparable is blocks else comparable, best, sampling)
     reached = _reaching(blocks, peaks, best, bound, masses, sampling)
     if is_top_p and (is_short := reached.sums < sampling.top_p * (1 + _ROUNDING) * reached.wholes).any():
         # All tokens with less of the probability than this have at most half of 1 - top_p.
@@ -131,13 +134,13 @@ def _kth(blocks: Tensor, peaks: Tensor, top_k: int) -> Tensor:
 
 
 def _masses(blocks: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
-    """The sum of each block's probabilities over the likeliest token's: [rows, blocks].
+    """The sum of each block's probabilities over the likeliest token's: [rows, blocks]. `blocks` are used up.
 
     In float32: it counts for what does not reach the bound, of which top_p leaves out a part at most.
     """
     # float32 has no lower temperature, and there all but the best have none. On a CPU torch takes 2 ** x in a fifth of
     # the time of e ** x.
-    below = blocks.float().sub(best[:, :, None].to(torch.float32)).div_(max(sampling.temperature, 1e-30) * math.log(2))
+    below = blocks.float().sub_(best[:, :, None].float()).div_(max(sampling.temperature, 1e-30) * math.log(2))
     return below.exp2_().sum(dim=-1)
 
 

@@ -458,7 +458,7 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
-        drop(history, "api_batches", "batches", "refreshes")
+        drop(history, "api_batches", "batches", "promised_ends", "refreshes")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         drop(now - AUDIT_KEPT_FOR, "audit")
@@ -468,7 +468,7 @@ class Retention:
         self.memory.delete_forgotten(now - FORGOTTEN_KEPT_FOR)
         ended = self._jobs_before(now)
         if ended is not None:
-            drop(ended, "cancellations", "redrives")
+            drop(ended, "cancellations", "redrives", "reusable_results", "reused_results")
             _log("jobs", self.store.drop_jobs(ended, time_is_up))
             # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
             self._drop_contents(ended, ended - (now - ended), time_is_up)

@@ -89,6 +89,7 @@ def assemble(
     reader = Fetching(contents, validation, retry=base.retry, wake=intake.wake)
     undecoded = UndecodedJobs(intake, publisher.queue, forwarder, recorder, now=base.now)
     feed = open_feed(base, reader, claiming, undecoded, deciding)
+    recorder.decode_instead = feed.decode_instead
     control = open_control_reader(base, control_intake, leases, forwarder)
     presence = open_presence(base, leases, deciding.facts, lambda: bound.bindings.default_model)
     steering = open_steering(base, deciding.decider.session.lengths, presence, validation, candidates.rivals)

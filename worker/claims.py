@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
-from alphaloop.messages import Failure, Status, carried_headers
+from alphaloop.messages import Failure, Result, Status, carried_headers
 from alphaloop.messages.codec import moment_of
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
+from alphaloop.store.reuse import Reused
 from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
 from worker.sending import JobStream
@@ -57,6 +58,11 @@ class ClaimedJob:
         """The headers that the job's message hands on to its result and chunks."""
         return carried_headers(self.ready.delivery.record.headers)
 
+    def waited_s(self, until: datetime) -> float:
+        """Seconds from its message, by the broker's clock, to `until` (aware)."""
+        timestamp_ms = self.ready.delivery.record.timestamp_ms
+        return max(0.0, until.timestamp() - timestamp_ms / 1000) if timestamp_ms else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class EndedUndecoded:
@@ -67,12 +73,22 @@ class EndedUndecoded:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredEqual:
+    """A claimed job that is answered with the recorded text of an equal one."""
+
+    claimed: ClaimedJob
+    source: Reused
+    result: Result  #: the equal job's
+
+
 @dataclass(slots=True)
 class Claims:
     """A group of jobs, sorted by the answers to its claims."""
 
     to_decode: list[ClaimedJob] = field(default_factory=list)
     ended: list[EndedUndecoded] = field(default_factory=list)
+    reused: list[AnsweredEqual] = field(default_factory=list)
     answered: list[tuple[ReadyJob, Claim]] = field(default_factory=list)  #: recorded before; emit that outcome again
     #: Known with another payload, or not storable.
     refused: list[tuple[ReadyJob, MessageError]] = field(default_factory=list)
@@ -84,7 +100,17 @@ class Claims:
     @property
     def attempts(self) -> dict[str, int]:
         """The fencing token of every job that is ours."""
-        return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
+        return {claimed.job_id: claimed.attempt for claimed in self.ours}
+
+    @property
+    def ours(self) -> list[ClaimedJob]:
+        """Every job that was claimed."""
+        return [*self.to_decode, *self.undecoded]
+
+    @property
+    def undecoded(self) -> list[ClaimedJob]:
+        """Those of them that end without being decoded."""
+        return [*(ended.claimed for ended in self.ended), *(answered.claimed for answered in self.reused)]
 
     def end_expired(self, now: datetime) -> None:
         """Decode no job whose deadline has passed at `now` (aware)."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
@@ -22,9 +23,10 @@ from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.engine import Generation
-from alphaloop.errors import MessageError
+from alphaloop.errors import MessageError, StoreError
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import settings_of_segment
+from alphaloop.store.reuse import ReuseStore
 from worker.admission import AdmissionQueue, LaneKey, Line
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
@@ -36,7 +38,8 @@ from worker.ordering.prefixes import prefixes_of
 from worker.ordering.service_times import ServiceTimes
 from worker.ordering.sharing import SHORTEST_JOB_S
 from worker.publishing import Publication, answer_again
-from worker.recording import Recorder, ended
+from worker.recording import Recorder, answered_equal, ended
+from worker.reusing import Reusing
 from worker.running import Suspects
 
 if TYPE_CHECKING:
@@ -146,7 +149,7 @@ class JobFeed:
     claimed, one by one.
 
     `prepare_decisions` is called with the lanes that are claimed next, so what their first decision needs is read here
-    and not by the loop.
+    and not by the loop. `answer_equal` takes jobs out of what is to be decoded whose text is recorded for an equal one.
     """
 
     intake: Intake
@@ -161,6 +164,7 @@ class JobFeed:
     max_bytes: int
     service: ServiceTimes
     prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
+    answer_equal: Callable[[Claims], object] = lambda claims: None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -232,6 +236,15 @@ class JobFeed:
         """These wait in line again: their claims were given back. Called by the loop."""
         self._add(jobs)
         self.intake.wake()
+
+    def decode_instead(self, claimed: Sequence[ClaimedJob]) -> None:
+        """These wait in line again: the texts that were to answer them are gone. Called by the recorder."""
+        attempts = {job.job_id: job.attempt for job in claimed}
+        with suppress(StoreError):  # a claim of our own is claimed again as it is
+            self.claiming.release(attempts)
+        self.claiming.leases.let_go(attempts)
+        self.intake.handing_over.settle(job.ready.delivery for job in claimed)
+        self.put_back([job.ready for job in claimed if self.intake.is_current(job.ready.delivery)])
 
     def started(self) -> None:
         """The loop took jobs from `ready`: there may be room for more claims."""
@@ -363,11 +376,11 @@ class JobFeed:
         self.prepare_decisions(job.lane for job in jobs)
         claims = self.claiming.claim(jobs, alone=alone)
         claims.end_expired(self.undecoded.now())
+        self.answer_equal(claims)
         now = self.clock()
         self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        owed = [*claims.to_decode, *(job.claimed for job in claims.ended)]
-        self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
+        self.intake.handing_over.owe(claimed.ready.delivery for claimed in claims.ours)
         self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
         self.ready.count_claimed(len(claims.to_decode))
@@ -464,11 +477,12 @@ class UndecodedJobs:
         for job, known in claims.answered:
             answer = job.delivery, job.job.job_id, known.outcome or b"", known.headers
             self.publishing.put([answer_again(*answer, self.intake)])
-        if claims.ended:
+        if claims.ended or claims.reused:
             now = self.now()
             self.recorder.put([ended(job.claimed, job.status, job.failure, now=now) for job in claims.ended])
+            self.recorder.put([answered_equal(job, now=now) for job in claims.reused])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.line for job in (*gone, *(job.claimed.ready for job in claims.ended))]
+        return [job.line for job in (*gone, *(claimed.ready for claimed in claims.undecoded))]
 
 
 def open_feed(
@@ -506,4 +520,5 @@ def open_feed(
         max_bytes=base.max_bytes,
         service=ServiceTimes(),
         prepare_decisions=deciding.first_reads.prepare,
+        answer_equal=Reusing(ReuseStore(base.database), retry=base.retry, now=base.now).answer,
     )

@@ -63,6 +63,7 @@ class WorkerMetrics:
         )
         self.retried = counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"])
         self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
+        self._reused = counter("alphaloop_jobs_reused", "Jobs answered with the text of an equal job", ["task"])
         self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
         self.decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
 
@@ -177,6 +178,8 @@ class WorkerMetrics:
         """
         for status, num_jobs in CountOf(outcome.status for outcome in outcomes).items():
             self._jobs.labels(task, purpose, status).inc(num_jobs)
+        if num_reused := sum(outcome.reused is not None for outcome in outcomes):
+            self._reused.labels(task).inc(num_reused)
         if not (runs := [outcome.run for outcome in outcomes if outcome.run is not None]):
             return
         self._prompt_tokens.labels(task).inc(sum(run.num_prompt_tokens for run in runs))

@@ -35,10 +35,11 @@ from alphaloop.server_identity import Granularity
 from alphaloop.settings import Settings
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outcomes import OutboxMessage, Outcome
+from alphaloop.store.reuse import Reused, SourcesGone
 from alphaloop.store.task_memory import ResultToRemember
 from alphaloop.wording import named, words
 from worker.background import BoundedQueue, Retry
-from worker.claims import ClaimedJob, LeaseKeeper
+from worker.claims import AnsweredEqual, ClaimedJob, LeaseKeeper
 from worker.dead_letters import FailedTry, failed_job
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
@@ -57,8 +58,8 @@ log = logging.getLogger(__name__)
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
 MOST_BYTES_AT_ONCE: Final = 8 << 20
-#: Between the beginnings of two transactions, because one costs some 5 ms of processor time whatever its size. A job
-#: that ends alone does not wait; the others leave time for commit and broker, so that results come within 50 ms.
+#: Between the beginnings of two transactions where jobs end together, because one costs some 5 ms of processor time
+#: whatever its size; the rest of 50 ms is for commit and broker. A job does not wait after one that was recorded alone.
 GATHER_S: Final = 0.03
 _IDLE_WAIT_S: Final = 0.2
 #: Outcomes that wait to be recorded before the loop waits.
@@ -107,7 +108,7 @@ class Recorder:
     tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
-        self._gathered_at = -math.inf
+        self._gather_until = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=MOST_WAITING,
             max_bytes=self.max_bytes,
@@ -117,6 +118,8 @@ class Recorder:
         self._held: list[tuple[float, EndedJob]] = []  # until when each waits for its stream, the oldest first
         self._num_let_go = 0  # those of the group in hand that were held
         self._recorded: deque[Outcome] = deque()
+        #: Called with jobs whose text cannot be reused after all.
+        self.decode_instead: Callable[[Sequence[ClaimedJob]], object] = lambda claimed: None
 
     def __len__(self) -> int:
         """Outcomes that are not recorded yet, those of the transaction in hand among them.
@@ -135,11 +138,11 @@ class Recorder:
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
-        if (gathering_s := self._gathered_at + GATHER_S - self.clock()) > 0:
+        if (gathering_s := self._gather_until - self.clock()) > 0:
             self.retry.hurry.wait(gathering_s)
         if not (group := self._take(timeout_s)):
             return 0
-        self._gathered_at = self.clock()
+        self._gather_until = self.clock() + GATHER_S if len(group) > 1 else -math.inf
         group, messages = self._record(group)
         self.leases.let_go(job.claimed.job_id for job in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
@@ -196,12 +199,16 @@ class Recorder:
         """
         outcomes = [job.outcome for job in group]
         try:
-            return group, self.retry.until_done("record", lambda: self.record(outcomes))
+            return group, self.retry.until_done("record", lambda: self.record(outcomes)) if outcomes else []
+        except SourcesGone as gone:
+            self.decode_instead([job.claimed for job in group if job.claimed.job_id in gone.job_ids])
+            return self._record([job for job in group if job.claimed.job_id not in gone.job_ids])
         except StoreValueRefused as error:
             if len(group) > 1:
                 parts = [self._record([job]) for job in group]
                 return [job for jobs, _ in parts for job in jobs], [message for _, sent in parts for message in sent]
-            if (bare := replace(outcomes[0], shadows=(), probe_text=None, remembered=None)) != outcomes[0]:
+            bare = replace(outcomes[0], shadows=(), probe_text=None, remembered=None, reuse_key=None)
+            if bare != outcomes[0]:
                 log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
                 return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
@@ -312,7 +319,23 @@ def succeeded(
         shadows=(*(_shadow(run, scored) for scored in generation.shadows), *_drafted(run, generation)),
         probe_text=_probe_text(claimed, generation, identity),
         remembered=_to_remember(claimed, generation, identity),
+        reuse_key=claimed.ready.reuse.key if claimed.ready.reuse else None,
     )
+
+
+#: What a result has in common with that of an equal job.
+_OF_EQUAL_JOBS: Final = {"target", "target_revision", "text", "choices", "finish_reason", "usage"}
+
+
+def answered_equal(answered: AnsweredEqual, *, now: datetime) -> EndedJob:
+    """A job that is answered with the text of an equal one, with its outcome: no run, no evidence, no device time."""
+    claimed, result = answered.claimed, answered.result
+    fields = result.model_dump(mode="json", include=_OF_EQUAL_JOBS, exclude_none=True)
+    if result.usage is not None:
+        fields["usage"]["prompt_tokens_details"] = {"cached_tokens": result.usage.prompt_tokens}
+    fields["timings"] = {"queue_s": claimed.waited_s(now), "wall_s": 0.0, "device_s": 0.0}
+    fields["reused_from"] = answered.source.source_job_id
+    return EndedJob(claimed, _outcome(claimed, _SUCCEEDED, fields, now=now, reused=answered.source))
 
 
 def _rounds_of(generation: Generation) -> dict[str, Any]:
@@ -365,6 +388,8 @@ def _outcome(
     shadows: tuple[ShadowRun, ...] = (),
     probe_text: ProbeText | None = None,
     remembered: ResultToRemember | None = None,
+    reuse_key: bytes | None = None,
+    reused: Reused | None = None,
 ) -> Outcome:
     """The outcome with its result, which has these `fields` and what every result repeats of its job.
 
@@ -404,6 +429,8 @@ def _outcome(
         shadows=shadows,
         probe_text=probe_text,
         remembered=remembered,
+        reuse_key=reuse_key,
+        reused=reused,
     )
 
 

@@ -97,8 +97,7 @@ class RunningJob:
     @property
     def queue_s(self) -> float:
         """Seconds from its message, by the broker's clock, to its start."""
-        timestamp_ms = self.claimed.ready.delivery.record.timestamp_ms
-        return max(0.0, self.started_at.timestamp() - timestamp_ms / 1000) if timestamp_ms else 0.0
+        return self.claimed.waited_s(self.started_at)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn
 from alphaloop.batches.contents import FileContents, Writer
 from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, KeptBatches, LineRules
 from alphaloop.batches.progress import PAGE, Part, Progress, RequestRow, SentBatch, count_each, rows_of, send
+from alphaloop.batches.promising import Promising
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
     AlphaloopError,
@@ -94,7 +95,7 @@ class Advancing:
         self._contents = FileContents(settings)
         self._owner, self._lease_s = owner, lease_s
         self._cancelled_at: dict[str, float] = {}  #: by batch, when its cancellations were written down, by `clock`
-        self._all = BatchStore(database)
+        self._all, self._promising = BatchStore(database), Promising(settings, database)
         self._looked_at: datetime | None = None  #: when they were looked for, by the database
         self._clean_due = self._count_due = 0.0
         self._news, self._stop = threading.Event(), threading.Event()
@@ -156,6 +157,7 @@ class Advancing:
         if batches := self._all.open(_MOST_COUNTED, self._looked_at):
             counts = count_each(batches, self._settings, self._database)
             self._all.keep({batch_id: _values(counts[batch_id], batches[batch_id].status) for batch_id in batches})
+            self._promising.promise(batches, counts, now)
         ended = self._clock()
         self._looked_at = now
         self._count_due = ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
@@ -419,7 +421,10 @@ def _tokens_of(row: RequestRow) -> dict[str, int]:
     """The tokens of a request that has a text."""
     usage = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
     thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-    return {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0), "reasoning": thought}
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    counts = {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0)}
+    # Only where there are any: a console of the release before knows no such tokens.
+    return {**counts, "reasoning": thought, **({"cached": cached} if cached else {})}
 
 
 def _values(progress: Progress, status: str | None = "open") -> dict[str, Any]:

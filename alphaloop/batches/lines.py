@@ -224,7 +224,7 @@ class KeptBatches:
 
 
 #: Fields of alphaloop's jobs that a line may have beside OpenAI's.
-_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
+_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline", "reuse")
 _LINE_FIELDS: Final = ("custom_id", "method", "url", "body", *_OWN_FIELDS)
 _DIGITS: Final = 24
 

@@ -21,6 +21,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.api import ApiBatch
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import BatchStore, ListedBatch, RedriveStore, known_jobs, pages_of_batch
+from alphaloop.store.promises import PromisedEnd
 
 Part = Literal["output", "error", "open"]
 
@@ -49,12 +50,13 @@ class Progress:
     by_status: Mapping[str, int]
     status: str | None = None  #: of a batch of the API, which has one of its own
     wrong: Sequence[RequestRow] = ()  #: the first requests without a text
+    promised: PromisedEnd | None = None  #: what was said last of its end
 
     @classmethod
     def of(cls, known: ApiBatch | ListedBatch) -> Progress:
         """As it was counted last."""
         num_invalid = 0 if known.status else known.num_invalid
-        return cls(known.by_status, known.status).filled(known.num_total, num_invalid)
+        return cls(known.by_status, known.status, promised=known.end).filled(known.num_total, num_invalid)
 
     def filled(self, num_total: int, num_invalid: int) -> Progress:
         """With the lines of its file that were not counted: the wrong ones, and the others wait to be sent."""
@@ -93,6 +95,11 @@ class Progress:
         return "cancelled" if self.by_status.get("cancelled") else "completed"
 
     @property
+    def end(self) -> PromisedEnd | None:
+        """When it is expected to end; None once it has ended, and before a scheduler has said so."""
+        return self.promised if self.num_open else None
+
+    @property
     def request_counts(self) -> dict[str, int]:
         """As OpenAI's batch object has them."""
         return {"total": self.total, "completed": self.num_completed, "failed": self.num_failed}
@@ -100,7 +107,9 @@ class Progress:
     def as_json(self, batch_id: str) -> dict[str, Any]:
         """OpenAI's batch object, with the counts by status beside it."""
         head: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state}
-        return {**head, "request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
+        end = self.end.as_json() if self.end else None
+        counts = {"request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
+        return {**head, **counts, "end": end}
 
 
 def batch_as_json(batch: ListedBatch) -> dict[str, Any]:
@@ -152,7 +161,7 @@ def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database:
         for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
             counts[batch_of[job_id]]["waiting"] += 1
     return {
-        batch.id: Progress(dict(+counts[batch.id])).filled(batch.num_total, batch.num_invalid)
+        batch.id: Progress(dict(+counts[batch.id]), promised=batch.end).filled(batch.num_total, batch.num_invalid)
         for batch in batches.values()
     }
 

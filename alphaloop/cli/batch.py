@@ -140,7 +140,7 @@ def list_batches(
         batches = BatchStore(database).page(limit)
     show_rows(
         batches,
-        *("batch", "from", "state", "done", "age"),
+        *("batch", "from", "state", "done", "age", "end"),
         right=("done", "age"),
         cells=_batch_cells,
         nothing="no batches",
@@ -153,7 +153,8 @@ def _batch_cells(batch: ListedBatch) -> tuple[str, ...]:
     now, came = Progress.of(batch), " ".join(one_line(part) for part in (batch.source, batch.by or "") if part)
     done = f"{now.num_completed:,}+{now.num_failed:,}/{now.total:,}"
     age = (datetime.now(UTC) - batch.created_at).total_seconds()
-    return (one_line(batch.id), came, words(now.state), done, span(age))
+    end = now.end.sentence() if now.end else ""
+    return (one_line(batch.id), came, words(now.state), done, span(age), end)
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")
@@ -198,8 +199,9 @@ def _tell_status(
     if as_json:
         print_json({**counted.as_json(batch.batch_id), "spent": spent_as_json(spent, currency)})
     else:
+        end = f"; {counted.end.sentence()}" if counted.end else ""
         took = "" if spent is None else f"; {spent.in_words(currency)}"
-        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}{took}"))
+        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}{end}{took}"))
     return num_failed
 
 

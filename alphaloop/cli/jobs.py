@@ -56,6 +56,7 @@ from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
 from alphaloop.store.known_jobs import known_jobs
+from alphaloop.store.promises import newest_promises
 from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.wording import counts, how_many, json_text, moment_ago, moment_ahead, one_line, second
 
@@ -131,6 +132,8 @@ def wait(
         contents = ContentStore.of(settings.claim_check)
         results: dict[str, Result] = {}
         stack.callback(lambda: _write(target, wanted, results))
+        if batch_id is not None and (end := newest_promises(database, [batch_id]).get(batch_id)):
+            note(one_line(f"{batch_id}: {end.sentence()}" if end.ended_at is None else f"{batch_id}: ended"))
         with _going_on(context, wanted, results, batch_id, file):
             for result in _ends(settings, database, known, timeout_s=timeout):
                 results[result.sent_job_id] = shown = texts_of(result, contents)

@@ -54,9 +54,10 @@ def status(
     transactions' markers and ended jobs too. A refused message counts until what is before it in its partition has
     ended: only the dead letters know of it. `oldest` is the age of the oldest job that has not ended. `held` counts
     those that a worker has claimed, `left` those that it gave back or died with, which wait for the next one; the
-    others are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked,
-    by load where that made a difference; k is the longest draft that a round was allowed. `next job` is what
-    `alphaloop explain` says: what would be decided now at the usual load of the last day.
+    others are traffic that ended. `reused` are those that succeeded with the text of an equal job. `rounds drafted` is
+    the share of the traffic's rounds in which a drafter was asked, by load where that made a difference; k is the
+    longest draft that a round was allowed. `next job` is what `alphaloop explain` says: what would be decided now at
+    the usual load of the last day.
     """
     settings, window = connected_settings(context), timedelta(hours=hours)
     now = _read(settings, window)
@@ -165,6 +166,8 @@ def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str
     """Traffic by status, and what waits; probes and controls stand apart."""
     ended = {status: number for status, number in now.jobs.items() if status != RUNNING}
     lines = [f"{number:,} {status}" for status, number in ended.items() if number] or ["none ended"]
+    if now.num_reused:
+        lines.append(f"reused: {now.num_reused:,}")
     if now.num_held:
         lines.append(f"{now.num_held:,} held")
     if num_waiting:

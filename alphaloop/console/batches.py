@@ -83,6 +83,7 @@ def batch(sources: Sources, request: Request) -> Page:
             "file": known and batch_as_json(known),
             "files": {part: _told(file) for part, file in files_of(batch_id, sources.database).items()},
             "batch": now and now.as_json(batch_id),
+            "end": now and now.end and now.end.sentence(),
             "spent": spent_as_json(spent, sources.settings.prices.currency),
             "wrong": wrong,
             "max_wrong": _MAX_ERRORS,

@@ -53,6 +53,7 @@ from alphaloop.store.api import (
     new_id,
 )
 from alphaloop.store.database import DatabaseClock
+from alphaloop.store.promises import PromisedEnd
 from alphaloop.store.spending import SpendingStore, spent_as_json
 from alphaloop.store.workers import WorkerStore, heard_lately
 
@@ -619,13 +620,19 @@ def _batch_object(batch: ApiBatch, spent: dict[str, Any] | None) -> dict[str, An
         "metadata": batch.metadata,
         "model": None,
         "usage": _usage(**batch.used) if batch.used else None,
-        "alphaloop": {"spent": spent},
+        "alphaloop": {**_end(Progress.of(batch).end), "spent": spent},
     }
 
 
-def _usage(input: int, output: int, reasoning: int) -> dict[str, Any]:
+def _end(end: PromisedEnd | None) -> dict[str, Any]:
+    """When the batch is expected to end, or why that is not known; nulls where nothing was said."""
+    times = {name: end and getattr(end, name) for name in ("ends_at", "earliest_at", "latest_at")}
+    return {**{name: at and _second(at) for name, at in times.items()}, "why": end and end.why}
+
+
+def _usage(input: int, output: int, reasoning: int, cached: int = 0) -> dict[str, Any]:
     totals = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
     return totals | {
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached},
         "output_tokens_details": {"reasoning_tokens": reasoning},
     }

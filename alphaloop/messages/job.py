@@ -128,6 +128,11 @@ class Job(BaseModel):
         None, description="ISO 8601 with offset; a job that has not ended by then ends as expired, without a text."
     )
     decoding: Decoding = Field(Decoding.AUTO, strict=False)
+    reuse: bool | None = Field(
+        None,
+        description="Whether a greedy job may have the recorded text of an equal one, and give its own; the task's, if "
+        "left out.",
+    )
     purpose: Purpose = Field(Purpose.TRAFFIC, strict=False)
     probe_drafter: Label | None = Field(None, description="The drafter a probe measures (purpose=probe only).")
     probe_num_draft_tokens: int | None = Field(

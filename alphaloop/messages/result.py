@@ -45,12 +45,21 @@ class CompletionTokensDetails(_Part):
     reasoning_tokens: int = Field(ge=0)
 
 
+class PromptTokensDetails(_Part):
+    """What was read of a prompt."""
+
+    cached_tokens: int = Field(ge=0)
+
+
 class Usage(_Part):
     """Token counts under OpenAI's names. Those of an answer are of all its texts together."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
+    prompt_tokens_details: PromptTokensDetails | None = Field(
+        None, description="For a reused text: no token of the prompt was read."
+    )
     completion_tokens_details: CompletionTokensDetails | None = Field(
         None, description="Where the engine reports how many tokens are reasoning."
     )
@@ -252,6 +261,11 @@ class Result(_Part):
     usage: Usage | None = None
     timings: Timings | None = None
     decoding: DecodingReport | None = None
+    reused_from: str | None = Field(
+        None,
+        description="The equal job whose recorded text this is: nothing was decoded, so `decoding` is absent and no "
+        "device time was spent.",
+    )
     error: Failure | None = None
     attempt: int = Field(ge=1, description="The claim that ended the job; of a refused record 1.")
     num_chunks: int | None = Field(

@@ -188,7 +188,8 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
     """
     if result.num_chunks is None:
         return None
-    failure, is_needed = result.error, bool(result.num_unacknowledged_chunks)
+    # Where chunks may be missing, and where there are none, because the text was there already.
+    failure, is_needed = result.error, bool(result.num_unacknowledged_chunks) or result.reused_from is not None
     reasons = tuple(choice.finish_reason for choice in result.choices) or (result.finish_reason,)
     chunk = Chunk(
         result.job_id,

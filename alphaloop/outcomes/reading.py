@@ -37,6 +37,7 @@ from alphaloop.messages.topics import retry_delay_s
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, ended_among, known_jobs
+from alphaloop.store.promises import PromisedEnd, newest_promises
 from alphaloop.store.workers import SILENT_AFTER, SeenWorker, WorkerStore, not_served
 from alphaloop.wording import second
 
@@ -279,6 +280,7 @@ class Whereabouts:
     message: Message | None = None
     refusal: Result | None = None
     not_served: str | None = None  #: why no worker takes a job that waits
+    batch_end: PromisedEnd | None = None  #: when its batch is expected to end, while both are open
 
     @property
     def is_open(self) -> bool:
@@ -292,7 +294,11 @@ class Whereabouts:
         return None if outcome is None else Result.decode(outcome)
 
     def sentence(self) -> str:
-        """Where it is, in words."""
+        """Where it is, and when its batch ends, in words."""
+        end = f"; batch {self.batch_end.batch_id}: {self.batch_end.sentence()}" if self.batch_end else ""
+        return self._where() + end
+
+    def _where(self) -> str:
         match self.place:
             case JobPlace.WAITING:
                 why = "" if self.not_served is None else f"; {self.not_served}"
@@ -300,7 +306,8 @@ class Whereabouts:
             case JobPlace.ENDED if (result := self.result) is not None and self.claimed is not None:
                 when = f" at {second(self.claimed.finished_at)}" if self.claimed.finished_at else ""
                 tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
-                return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
+                reused = f", answered with the text of job {result.reused_from}" if result.reused_from else ""
+                return f"ended {result.status.value}{when}{tokens}{reused}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
             case JobPlace.UNKNOWN:
@@ -316,6 +323,8 @@ class Whereabouts:
             facts["sent_at"] = moment_of(message.timestamp_ms)
         if self.not_served is not None:
             facts["not_served"] = self.not_served
+        if self.batch_end is not None:
+            facts["batch"] = {"id": self.batch_end.batch_id, "end": self.batch_end.as_json()}
         if (claimed := self.claimed) is not None:
             facts |= {name: getattr(claimed, name) for name in ("task", "status", "attempt")}
             facts |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
@@ -324,6 +333,7 @@ class Whereabouts:
             facts |= {name: getattr(claimed, name) for name in counts}
         if (result := self.result) is not None:
             facts["num_tokens"] = result.usage.completion_tokens if result.usage else None
+            facts["reused_from"] = result.reused_from
         if (result := self.refusal or result) is not None:
             facts["status"] = result.status.value
             facts |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
@@ -360,7 +370,15 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     if any(job.place is JobPlace.WAITING for job in places):
         workers = WorkerStore(database).seen()
         places = [_with_reason(job, settings, workers) for job in places]
-    return places
+    batches = {job.job_id: batch_id for job in places if job.is_open and (batch_id := _batch_of(job))}
+    ends = newest_promises(database, set(batches.values()))
+    open_ends = {batch_id: end for batch_id, end in ends.items() if end.ended_at is None}
+    return [replace(job, batch_end=open_ends.get(batches.get(job.job_id, ""))) for job in places]
+
+
+def _batch_of(job: Whereabouts) -> str | None:
+    source = job.claimed or job.message
+    return None if source is None else source.batch_id
 
 
 def _with_reason(job: Whereabouts, settings: Settings, workers: Sequence[SeenWorker]) -> Whereabouts:

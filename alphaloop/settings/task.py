@@ -84,6 +84,8 @@ class TaskSettings(SharingSettings):
     max_memory_bytes: int = Field(
         64 << 20, ge=1 << 16
     )  #: of these results in each worker, at 8 bytes a token; beyond it the oldest are forgotten everywhere
+    reuse: bool = False  #: whether a greedy job is answered with the recorded text of an equal one of its segment
+    reuse_days: int = Field(7, ge=1, le=365)  #: such a text is no older
     round_counts_in_results: bool = (
         True  #: whether results tell rounds, proposed and accepted tokens: with memory on they say what others wrote
     )

@@ -21,6 +21,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.store.database import Database, Store, columns_of, of_row, values_of
+from alphaloop.store.promises import PromisedEnd, newest_promises
 from alphaloop.tables import api_batches, api_files, api_keys, audit, jobs
 
 #: What a key looks like, so that programs that search for leaked secrets find it.
@@ -174,6 +175,7 @@ class ApiBatch:
     by_status: Mapping[str, int] = field(default_factory=dict)  #: its requests by what became of them
     output_kept_s: int | None = None  #: how long its files are kept; None: as long as any other
     used: Mapping[str, int] | None = None  #: tokens of its texts, once it has ended
+    end: PromisedEnd | None = None  #: what was said last of when it ends
 
     @property
     def had_ended(self) -> bool:
@@ -259,7 +261,7 @@ class ApiBatchStore(Store):
             is_it = (api_files.c.key_name == batch.key_name) & (api_files.c.id == batch.input_file_id)
             if connection.execute(select(api_files.c.id).where(is_it)).first() is None:
                 raise NotThere(f"no file {batch.input_file_id!r}")
-            connection.execute(insert(api_batches).values(values_of(batch)))
+            connection.execute(insert(api_batches).values(values_of(batch, "end")))
             write_down(connection, deed)
         return batch
 
@@ -269,12 +271,13 @@ class ApiBatchStore(Store):
         row = self._database.row(select(*_BATCH).where(is_it))
         if row is None:
             raise NotThere(f"no batch {batch_id!r}")
-        return of_row(ApiBatch, row)
+        return of_row(ApiBatch, row, end=newest_promises(self._database, [row.id]).get(row.id))
 
     def page(self, key_name: str, limit: int, *, after: str | None) -> list[ApiBatch]:
         """Batches of the key, the newest first, after the batch `after`. Raises NotThere."""
         page = _paged(self._database, api_batches, select(*_BATCH), key_name, limit, after, oldest_first=False)
-        return [of_row(ApiBatch, row) for row in page]
+        ends = newest_promises(self._database, [row.id for row in page])
+        return [of_row(ApiBatch, row, end=ends.get(row.id)) for row in page]
 
     def cancel(self, key_name: str, batch_id: str, deed: Deed | None) -> ApiBatch:
         """Ask for the end of the key's batch; one that ends or has ended stays as it is. Raises NotThere."""
@@ -285,7 +288,7 @@ class ApiBatchStore(Store):
             asked = statement.values(status="cancelling", cancelling_at=now, look_at=now)
             if (row := connection.execute(asked.returning(*_BATCH)).first()) is not None and deed is not None:
                 write_down(connection, deed)
-        return self.find(key_name, batch_id) if row is None else of_row(ApiBatch, row)
+        return self.find(key_name, batch_id) if row is None else of_row(ApiBatch, row, end=None)
 
     def due(self, limit: int) -> list[str]:
         """The ids of open batches that are to be looked at, the longest due first."""
@@ -300,7 +303,7 @@ class ApiBatchStore(Store):
         row = self._database.row(select(*_BATCH).where(api_batches.c.id == batch_id))
         if row is None:
             return None
-        batch = of_row(ApiBatch, row)
+        batch = of_row(ApiBatch, row, end=None)
         ids = [
             file_id
             for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id)
@@ -319,7 +322,7 @@ class ApiBatchStore(Store):
             values |= {"status": status, f"{status}_at": func.clock_timestamp(), "look_at": func.clock_timestamp()}
         is_it = (api_batches.c.id == batch.id) & (api_batches.c.status == batch.status)
         row = self._database.row(update(api_batches).where(is_it).values(values).returning(*_BATCH))
-        return None if row is None else of_row(ApiBatch, row)
+        return None if row is None else of_row(ApiBatch, row, end=None)
 
     def end(self, batch: ApiBatch, status: str, files: Sequence[ApiFile], **values: Any) -> bool:
         """Write the end of a batch together with the files that it wrote; False where it is another's by now."""
@@ -340,7 +343,7 @@ class ApiBatchStore(Store):
 
 
 _FILE: Final = tuple(columns_of(api_files, ApiFile))
-_BATCH: Final = tuple(columns_of(api_batches, ApiBatch))
+_BATCH: Final = tuple(columns_of(api_batches, ApiBatch, "end"))
 _TURN: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('api ' || CAST(:key_name AS text), 0))")
 
 

@@ -206,6 +206,7 @@ _TOO_OLD: Final = {
     # One that no scheduler could go on with is not kept for ever either.
     "api_batches": "expires_at < :before",
     "batches": "created_at < :before",
+    "promised_ends": "promised_at < :before",
     "probe_runs": "scheduled_for < :before",
     "probe_texts": "decoded_at < :before",
     "expectation_pairs": "computed_at < :before",
@@ -214,6 +215,8 @@ _TOO_OLD: Final = {
     "schedule_runs": "scheduled_for < :before",
     "reports": "created_at < :before",
     "redrives": "redriven_at < :before",
+    "reusable_results": "decoded_at < :before",
+    "reused_results": "reused_at < :before",
     # What was kept serves, and an erasure asks what it was trained with.
     "refreshes": "state IN ('rejected','failed','cancelled') AND changed_at < :before",
     # The newest acceptance of a level says which measurements the next ones are compared with.
@@ -267,7 +270,8 @@ class Erasure:
 class Texts:
     """How many texts there are to erase, or were erased, by where they are kept."""
 
-    num_jobs: int  #: ended jobs with a text or the reference to one, the probes of erased prompts among them
+    #: Ended jobs with a text or the reference to one, the probes of erased prompts and copies of erased texts included.
+    num_jobs: int
     num_remembered: int  #: results in the memory of tasks
     num_drawn_probes: int  #: prompts of probe sets that were drawn from traffic
     num_probe_texts: int  #: what probes of these prompts, and controls, generated
@@ -314,6 +318,8 @@ class EraseStore(Store):
         for name in ("api_files", "probe_texts", "probe_prompts", "empty_sets"):
             self._database.change(statements[name], given)
         self._erase_results(statements["results"], given, now)
+        # Now that the texts are gone no job is answered with one of them any more: these are all.
+        self._erase_results(statements["copies"], given, now)
         # Afterwards: a training that takes a job meanwhile sees that its text is gone, or is seen here.
         taught = _WHERE[erasure.kind]["taught"]
         RefreshStore(self._database).erase(taught, given, now, retires=erasure.retires_drafts)
@@ -353,6 +359,7 @@ def _statements(erasure: Erasure, queries: Mapping[str, str]) -> dict[str, TextC
 _WHERE: Final = {
     "job": {
         "jobs": "jobs.job_id = ANY(:job_ids)",
+        "copied": "reused.source_job_id = ANY(:job_ids)",
         "remembered": "job_id = ANY(:job_ids)",
         "taught": "prompts.job_id = ANY(:job_ids)",
         "drawn": "prompts.job_id = ANY(:job_ids)",
@@ -360,6 +367,7 @@ _WHERE: Final = {
     },
     "segment": {
         "jobs": "jobs.segment = :segment",
+        "copied": "reused.segment = :segment",
         "remembered": "segment = :segment",
         "taught": "prompts.segment = :segment",
         "drawn": "prompts.segment = :segment",
@@ -367,6 +375,7 @@ _WHERE: Final = {
     },
     "before": {
         "jobs": "coalesce(jobs.finished_at, jobs.created_at) < :before",
+        "copied": "reused.decoded_at < :before",
         "remembered": "recorded_at < :before",
         "taught": "prompts.ended_at < :before",
         "drawn": "sets.created_at < :before",
@@ -376,6 +385,8 @@ _WHERE: Final = {
 # All that is put into statements is written here; values are parameters.
 #: Jobs that are selected, and the probes and controls that asked an erased prompt.
 _CHOSEN: Final = "({jobs} OR jobs.job_id = ANY(:probes))"
+#: Jobs that were answered with the text of one of them.
+_COPIES: Final = "SELECT reused.job_id FROM reused_results AS reused WHERE {copied}"
 #: `_without_text` writes the field; inside a text its quotes would be escaped.
 _HAS_TEXT: Final = """jobs.outcome IS NOT NULL AND strpos(jobs.outcome::text, '"erased_at":') = 0"""
 _DRAWN: Final = """
@@ -383,14 +394,16 @@ _DRAWN: Final = """
     JOIN probe_sets AS sets USING (task, version) WHERE sets.source = 'traffic' AND {drawn}
 """
 _PROBES: Final = f"SELECT job_id FROM probe_runs WHERE (task, probe_set, position) IN ({_DRAWN})"  # noqa: S608
-_OF_CHOSEN: Final = "(job_id = ANY(:probes) OR job_id IN (SELECT jobs.job_id FROM jobs WHERE {jobs}))"
+_OF_CHOSEN: Final = (
+    f"(job_id = ANY(:probes) OR job_id IN (SELECT jobs.job_id FROM jobs WHERE {{jobs}}) OR job_id IN ({_COPIES}))"  # noqa: S608
+)
 _KNOWS: Final = f"""
     SELECT EXISTS (SELECT FROM jobs WHERE {{jobs}}) OR EXISTS (SELECT FROM remembered_results WHERE {{remembered}})
         OR EXISTS (SELECT FROM refresh_prompts AS prompts WHERE {{taught}})
-        OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN})
+        OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN}) OR EXISTS ({_COPIES})
 """  # noqa: S608
 _COUNTS: Final = {
-    "num_jobs": f"SELECT count(*) FROM jobs WHERE {_CHOSEN} AND {_HAS_TEXT}",  # noqa: S608
+    "num_jobs": f"SELECT count(*) FROM jobs WHERE ({_CHOSEN} OR job_id IN ({_COPIES})) AND {_HAS_TEXT}",  # noqa: S608
     "num_remembered": "SELECT count(*) FROM remembered_results WHERE forgotten_at IS NULL AND {remembered}",
     "num_drawn_probes": f"SELECT count(*) FROM ({_DRAWN}) AS drawn",  # noqa: S608
     "num_probe_texts": f"SELECT count(*) FROM probe_texts WHERE {_OF_CHOSEN}",  # noqa: S608
@@ -410,6 +423,11 @@ _STEPS: Final = {
     "results": f"""
         SELECT job_id, outcome::text, refused_outcome::text FROM jobs
         WHERE jobs.job_id > :last AND {_CHOSEN} AND {_HAS_TEXT} ORDER BY jobs.job_id LIMIT :chunk FOR UPDATE
+    """,  # noqa: S608
+    "copies": f"""
+        SELECT job_id, outcome::text, refused_outcome::text FROM jobs
+        WHERE jobs.job_id > :last AND jobs.job_id IN ({_COPIES}) AND {_HAS_TEXT} ORDER BY jobs.job_id LIMIT :chunk
+        FOR UPDATE
     """,  # noqa: S608
     "stored_texts": f"SELECT url FROM stored_texts WHERE {_OF_CHOSEN}",  # noqa: S608
 }

@@ -31,6 +31,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
+from alphaloop.store.promises import PromisedEnd, newest_promises
 from alphaloop.store.workers import SILENT_AFTER
 from alphaloop.tables import api_batches, batches, decode_runs, jobs, redrives, workers
 
@@ -58,6 +59,7 @@ class KnownJob:
     num_tokens: int | None
     silence: timedelta | None
     is_cancelling: bool
+    batch_id: str | None = None
 
 
 def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
@@ -309,6 +311,7 @@ class Integrity:
     num_outcomes: int
     num_succeeded: int
     num_decoded_once: int  #: of those that succeeded
+    num_reused: int  #: of those that succeeded: answered with the text of an equal job, and not decoded
     num_wrong_counts: int  #: decoded jobs whose counts by position do not add up
     num_wrong_tokens: int  #: jobs whose result says another number of tokens than was counted
     num_tokens: int
@@ -319,7 +322,7 @@ class Integrity:
         """Whether every job has one outcome and every count adds up."""
         return (
             self.num_outcomes == self.num_jobs
-            and self.num_decoded_once == self.num_succeeded
+            and self.num_decoded_once + self.num_reused == self.num_succeeded
             and not (self.num_wrong_counts or self.num_wrong_tokens)
         )
 
@@ -338,8 +341,9 @@ def ended_among(database: Database, job_ids: Iterable[str]) -> set[str]:
 _PAGE: Final = 500
 # The worker's row says which of its claims it decodes, and how far it is.
 _CLAIMED: Final = text("""
-    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
-        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
+    SELECT jobs.job_id, jobs.task, jobs.batch_id, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures,
+        jobs.owner, jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at,
+        jobs.finished_at,
         jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
         clock_timestamp() - workers.seen_at AS silence,
         EXISTS (SELECT FROM cancellations WHERE job_id = jobs.job_id AND ends_at >= created_at) AS is_cancelling
@@ -379,14 +383,15 @@ _CHECK: Final = text(r"""
            count(*) FILTER (WHERE status <> 'running' AND outcome IS NOT NULL) AS num_outcomes,
            count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
            count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
+           count(*) FILTER (WHERE status = 'succeeded' AND runs.times IS NULL AND reused_at IS NOT NULL) AS num_reused,
            count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
-           count(*) FILTER (WHERE status = 'succeeded'
+           count(*) FILTER (WHERE status = 'succeeded' AND reused_at IS NULL
                AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
                    IS DISTINCT FROM runs.num_tokens)
                AS num_wrong_tokens,
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
            (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
-    FROM jobs LEFT JOIN runs USING (job_id)
+    FROM jobs LEFT JOIN runs USING (job_id) LEFT JOIN reused_results USING (job_id)
 """)
 
 
@@ -405,6 +410,7 @@ class ListedBatch:
     by_status: Mapping[str, int]
     status: str | None  #: one of the API's; None of any other
     created_at: datetime
+    end: PromisedEnd | None = None  #: what was said last of when it ends
 
 
 class BatchStore(Store):
@@ -414,7 +420,8 @@ class BatchStore(Store):
         """The newest, after the batch that was made at this moment and has this id. Raises StoreError."""
         at, batch_id = after or (None, None)
         rows = self._database.rows(_PAGE_OF_BATCHES, {"limit": limit, "at": at, "id": batch_id})
-        return [of_row(ListedBatch, row) for row in rows]
+        ends = newest_promises(self._database, [row.id for row in rows])
+        return [of_row(ListedBatch, row, end=ends.get(row.id)) for row in rows]
 
     def find(self, batch_id: str) -> ListedBatch | None:
         """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
@@ -454,7 +461,8 @@ class BatchStore(Store):
                 connection.execute(change)
 
     def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
-        return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
+        rows, ends = self._database.rows(_NAMED, {"ids": ids}), newest_promises(self._database, ids)
+        return {row.id: of_row(ListedBatch, row, end=ends.get(row.id)) for row in rows}
 
 
 _LISTED: Final = """

@@ -32,6 +32,7 @@ from alphaloop.store.decision_inputs import StateRow, add_jobs, lock_keys
 from alphaloop.store.housekeeping import KnownDays, utc_day
 from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun, add_to_hours
 from alphaloop.store.probes import record_texts
+from alphaloop.store.reuse import Reused, check_sources, record_reuse
 from alphaloop.store.task_memory import ResultToRemember, remember
 from alphaloop.tables import decode_runs, evidence_rows, jobs, outbox
 
@@ -53,6 +54,8 @@ class Outcome:
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
     probe_text: ProbeText | None = None  #: of a probe or control that was decoded greedily
     remembered: ResultToRemember | None = None  #: of a job whose task has a memory
+    reuse_key: bytes | None = None  #: of a decoded job whose text may answer equal jobs
+    reused: Reused | None = None  #: of a job that is answered so
 
     @property
     def counted(self) -> JobCounts:
@@ -80,6 +83,8 @@ class OutcomeStore:
         dropped: it overwrites, counts and publishes nothing. A call may be repeated, because its commit may have been
         carried out although the connection broke: an outcome that this very claim has recorded is returned for
         publishing, and counted no second time.
+
+        Raises SourcesGone where a text that is to be reused is recorded no more.
         """
         if not outcomes:
             return []
@@ -97,6 +102,7 @@ class OutcomeStore:
         self, connection: Connection, outcomes: Sequence[Outcome], owner: str
     ) -> tuple[list[OutboxMessage], Sequence[StateRow]]:
         rows: Sequence[StateRow] = ()
+        check_sources(connection, [(outcome.job_id, outcome.reused) for outcome in outcomes if outcome.reused])
         winners = _end_jobs(connection, outcomes, owner)
         if winners:
             rows = record_counts(connection, [won.counted for won in winners], self.half_life, days=self._days)
@@ -104,6 +110,11 @@ class OutcomeStore:
                 connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
             )
             remember(connection, [(won.job_id, won.remembered) for won in winners if won.remembered])
+            record_reuse(
+                connection,
+                [(won.job_id, won.reuse_key, won.run.decoded_at) for won in winners if won.run and won.reuse_key],
+                [(won.job_id, won.reused) for won in winners if won.reused],
+            )
         if len(winners) < len(outcomes):
             winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
         return _enqueue(connection, winners, owner) if winners else [], rows

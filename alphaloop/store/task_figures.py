@@ -45,6 +45,11 @@ _JOBS: Final = text("""
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
 """)
+_REUSED: Final = text("""
+    SELECT task, count(*) AS num_jobs FROM reused_results
+    WHERE reused_at >= :since AND reused_at <= :until AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
+    GROUP BY task
+""")
 # The largest part of a task's traffic that may be compared with each other: a row of task_alpha_now. Sums
 # of hours tell which it is, because they are few.
 _SHOWN: Final = """
@@ -124,6 +129,7 @@ class TaskFigures:
 
     task: str
     jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status; left: its worker gave it back, or is gone
+    num_reused: int = 0  #: traffic that succeeded with the text of an equal job, and was not decoded
     probes: dict[str, int] = field(default_factory=dict)  #: by status
     controls: dict[str, int] = field(default_factory=dict)  #: of probes, by status
     num_alpha_jobs: int = 0  #: of `alpha_1` and `alpha`
@@ -231,6 +237,8 @@ def task_figures(
     with database.begin() as connection:
         for row in connection.execute(_JOBS, between):
             by_task.setdefault(row.task, TaskFigures(row.task)).count(row.purpose, row.status, row.num_jobs)
+        for row in connection.execute(_REUSED, between):
+            by_task.setdefault(row.task, TaskFigures(row.task)).num_reused = row.num_jobs
         clusters = _clusters(connection, between, is_past=until is not None and until < now - _HOUR)
         ways = _by_task(connection.execute(_DECODED, between))
     for name, rows in clusters.items():

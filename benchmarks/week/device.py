@@ -96,7 +96,7 @@ class Decoding:
     started_s: float
     left: float  #: tokens
     tokens_per_ms: float = 0.0
-    device_s: float = 0.0  #: its share of the device's time
+    device_s: float = 0.0  #: its share of the device's time so far
     most_running: int = 1  #: jobs that ran at the same time
 
 
@@ -131,12 +131,11 @@ class WeekDevice:
         day, passed_s, self.now_s = int(self.now_s // DAY_S), max(0.0, to_s - self.now_s), to_s
         if not self.running or not passed_s:
             return {}
-        for each in self.running:
-            each.left -= each.tokens_per_ms * 1000 * passed_s
-        self.busy_s[day] += passed_s
         share_s = passed_s / len(self.running)
         for each in self.running:
+            each.left -= each.tokens_per_ms * 1000 * passed_s
             each.device_s += share_s
+        self.busy_s[day] += passed_s
         return {line: share_s * number for line, number in self.by_line.items()}
 
     def start(self, jobs: Sequence[WeekJob]) -> None:

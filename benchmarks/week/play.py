@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from benchmarks.week.contestants import NUM_PARTITIONS, Admission, Clairvoyant, Log, WorkerAdmission
 from benchmarks.week.device import Decisions, Decoding, WeekDevice
@@ -33,10 +33,26 @@ class Played:
         return sum(job.ended_s <= job.deadline_s < math.inf for job in self.jobs)
 
 
+class Observer(Protocol):
+    """Sees what a database and a broker see."""
+
+    def came(self, job: WeekJob) -> None:
+        """A producer sent it."""
+
+    def ended(self, job: WeekJob, decoding: Decoding | None, now_s: float) -> None:
+        """It ended or expired; it was not decoded without `decoding`."""
+
+    def turned(self, now_s: float, num_alive: int) -> None:
+        """Everything until then has happened."""
+
+
 class Play:
     """One contestant over one week."""
 
-    def __init__(self, week: Week, contestant: str, *, num_workers: int, seed: int) -> None:
+    def __init__(
+        self, week: Week, contestant: str, *, num_workers: int, seed: int, observer: Observer | None = None
+    ) -> None:
+        self._observer = observer
         self._jobs = [replace(job) for job in week.jobs]
         self._num_workers = num_workers
         decisions = Decisions(week.table, seed)
@@ -66,7 +82,7 @@ class Play:
             for device, admission in zip(self._devices, self._admissions, strict=True):
                 admission.charge(device.advance(now_s))
             while position < len(self._jobs) and self._jobs[position].at_s <= now_s:
-                self._append(self._jobs[position])
+                self._come(self._jobs[position])
                 position += 1
             while changes and changes[0][0] <= now_s:
                 if lost := changes.pop(0)[1](now_s):
@@ -84,12 +100,25 @@ class Play:
         for number, (device, admission) in enumerate(zip(self._devices, self._admissions, strict=True)):
             if not self._is_alive[number]:
                 continue
-            admission.ended(device.take_ended(), now_s)
+            ended = device.take_ended()
+            admission.ended(ended, now_s)
             start, expired = admission.turn(device.by_line, device.num_free, now_s)
             for job in expired:
                 job.is_expired = True
             if start:
                 device.start(start)
+            if self._observer:
+                for each in ended:
+                    self._observer.ended(each.job, each, now_s)
+                for job in expired:
+                    self._observer.ended(job, None, now_s)
+        if self._observer:
+            self._observer.turned(now_s, sum(self._is_alive))
+
+    def _come(self, job: WeekJob) -> None:
+        self._append(job)
+        if self._observer:
+            self._observer.came(job)
 
     def _append(self, job: WeekJob) -> None:
         if self._clairvoyant is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -37,6 +38,8 @@ class Stream:
     segment: str = ""
     priority: int = 0
     nightly_at_s: float | None = None  #: all of a day's jobs come at this time of the day; None: by day and night
+    batches_a_day: int = 0  #: jobs come in so many batches of unlike sizes
+    is_regular: bool = True  #: these come within half an hour of times of the day, else at any time
 
 
 STREAMS: Final = (
@@ -61,6 +64,7 @@ class WeekJob:
     num_tokens: int
     alpha: float
     lane: LaneKey
+    batch_id: str | None = None
     num_starts: int = 0
     ended_s: float = math.inf
     is_expired: bool = False
@@ -75,6 +79,12 @@ class Week:
     device: Device
     num_days: float
     load: float  #: offered, over what all workers can decode
+
+
+def batch_streams(*, at_random: bool) -> tuple[Stream, ...]:
+    """The same load with six batches a day in the place of jobs without a deadline."""
+    batches = Stream("rag", 0.3, 250, 0.8, 0.5, (DAY_S, DAY_S), segment="batch", batches_a_day=6)
+    return (*STREAMS[:-1], replace(batches, is_regular=not at_random))
 
 
 def yield_at(alpha: float, k: int) -> float:
@@ -94,7 +104,9 @@ def _fastest_ms(table: SlotTable, alpha: float) -> float:
     return min((table.pass_ms(full, k) + drafted[k]) / yield_at(alpha, k) for k in range(MOST_DRAFT_TOKENS + 1))
 
 
-def draw_week(*, load: float, num_days: float, num_workers: int, seed: int) -> Week:
+def draw_week(
+    *, load: float, num_days: float, num_workers: int, seed: int, streams: Sequence[Stream] = STREAMS
+) -> Week:
     """The week of this seed, at an offered load of `load` with all of the workers alive."""
     given = read_scenarios(FILE).devices["laptop"]
     device = _slower(given)
@@ -102,11 +114,11 @@ def draw_week(*, load: float, num_days: float, num_workers: int, seed: int) -> W
     rng = np.random.default_rng(seed)
     capacity_s = num_workers * num_days * DAY_S
     jobs: list[WeekJob] = []
-    for stream in STREAMS:
+    for stream in streams:
         mean_tokens = stream.tokens * math.exp(stream.spread**2 / 2)
         job_s = mean_tokens * fastest_ms(table, stream.alpha) / NUM_SLOTS / 1000
         num_jobs = rng.poisson(load * stream.share * capacity_s / job_s)
-        for at_s in _arrivals(stream, num_jobs, num_days, rng):
+        for at_s, batch_id in _arrivals(stream, num_jobs, num_days, rng):
             length = int(np.clip(rng.lognormal(math.log(stream.tokens), stream.spread), 2, LIMIT_TOKENS))
             logit = math.log(stream.alpha / (1 - stream.alpha)) + 0.4 * rng.standard_normal()
             within_s = math.inf
@@ -115,7 +127,7 @@ def draw_week(*, load: float, num_days: float, num_workers: int, seed: int) -> W
                 within_s = math.exp(rng.uniform(math.log(low), math.log(high)))
             lane = LaneKey(stream.task, "greedy", "auto", "traffic", "", 0)
             alpha = 1 / (1 + math.exp(-logit))
-            jobs.append(WeekJob(0, stream, at_s, at_s + within_s, length, alpha, lane))
+            jobs.append(WeekJob(0, stream, at_s, at_s + within_s, length, alpha, lane, batch_id))
     jobs.sort(key=lambda job: job.at_s)
     for number, job in enumerate(jobs):
         job.number = number
@@ -134,15 +146,28 @@ def _slower(device: Device) -> Device:
     return device.model_copy(update={"target": slow.pop("target"), "drafters": slow})
 
 
-def _arrivals(stream: Stream, num_jobs: int, num_days: float, rng: np.random.Generator) -> list[float]:
-    """Most jobs come around 14:00, three times as many as at 2:00; those of a batch at once."""
+def _arrivals(
+    stream: Stream, num_jobs: int, num_days: float, rng: np.random.Generator
+) -> Iterator[tuple[float, str | None]]:
+    """Most jobs come around 14:00, three times as many as at 2:00; those of a batch at once. With the batch's id."""
     if stream.nightly_at_s is not None:
-        days = rng.integers(0, max(1, math.floor(num_days)), num_jobs)
-        return [float(day) * DAY_S + stream.nightly_at_s for day in days]
-    found: list[float] = []
-    while len(found) < num_jobs:
+        for day in rng.integers(0, max(1, math.floor(num_days)), num_jobs):
+            yield float(day) * DAY_S + stream.nightly_at_s, f"{stream.task}-night-{day}"
+        return
+    if stream.batches_a_day:
+        num_batches = max(1, round(stream.batches_a_day * num_days))
+        starts_s = rng.uniform(0, num_days * DAY_S, num_batches)
+        if stream.is_regular:
+            late_s = rng.uniform(-1800, 1800, num_batches)
+            starts_s = (np.arange(num_batches) + 0.5) * DAY_S / stream.batches_a_day + late_s
+        sizes = rng.lognormal(0, 0.5, len(starts_s))
+        for number in rng.choice(len(starts_s), num_jobs, p=sizes / sizes.sum()):
+            yield float(starts_s[number]), f"{stream.task}-{number}"
+        return
+    num_left = num_jobs
+    while num_left:
         at_s = rng.uniform(0, num_days * DAY_S)
         rate = (1 + 0.5 * math.sin(2 * math.pi * (at_s / DAY_S - 8 / 24))) / 1.5
         if rng.random() < rate:
-            found.append(at_s)
-    return found
+            num_left -= 1
+            yield at_s, None

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from sqlalchemy import text
 from alphaloop import client as python_client
 from alphaloop.settings import SegmentSettings, Settings
 from alphaloop.store.database import Database
+from alphaloop.store.promises import PromiseStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import PASSWORD, Visitor
@@ -55,6 +57,7 @@ class Screens:
         def are_same() -> bool:
             found.clear()
             found["json"] = self.cli("batch", "status", shown or batch, "--json").json
+            del found["json"]["spent"]  # lists have no costs
             for name, path in (("list", "/batches.json"), ("page", f"/batch.json?id={batch}")):
                 read = self.console.get(path).data
                 page = read["batch"] if name == "page" else next((b for b in read["batches"] if b["id"] == batch), None)
@@ -214,3 +217,44 @@ def test_batches_that_came_through_kafka(
     assert sources == {batch_id: "command", "monday": "kafka"}
     lines = screens.cli("batch", "list").out.splitlines()
     assert max(map(len, lines)) <= 80, lines
+
+
+def test_every_screen_promises_the_same_end(
+    screens: Screens,
+    worker_settings: Settings,
+    database: Database,
+    stack_cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a job has ended it is not known; then every screen has one end, until the batch ends and it is kept."""
+    goes_on = threading.Event()
+
+    def hold_the_second() -> None:
+        if engine.num_steps == 4:
+            assert goes_on.wait(WAIT_S)
+
+    engine = FakeEngine(num_slots=1, acceptance=(), before_step=hold_the_second)
+    made = create(screens.api, jsonl(*good(*(f"r-{n}" for n in range(8)))))
+    said = PromiseStore(database)
+    until(lambda: [p.why for p in said.of_batch(made.id)][-1:] == ["no worker runs"], "nobody decodes it")
+    with running_worker(worker_settings, engine):
+        until(lambda: [p.why for p in said.of_batch(made.id)][-1:] == [None], "its end is known")
+        monkeypatch.setattr("alphaloop.batches.promising._STANDS_AT_LEAST", timedelta(hours=1))
+        screens.agree(made.id, {"succeeded": 1, "held": 7})
+        end = stack_cli("batch", "status", made.id, "--json").json["end"]
+        assert end["earliest_at"] <= end["ends_at"] <= end["latest_at"]
+        retrieved = screens.api.batches.retrieve(made.id)
+        own = (retrieved.model_extra or {})["alphaloop"]
+        assert own["ends_at"] == int(datetime.fromisoformat(end["ends_at"]).timestamp())
+        assert own["why"] is None
+        assert retrieved.metadata == made.metadata
+        words = f"ends {datetime.fromisoformat(end['ends_at']):%H:%M}, "
+        running = database.scalar(text("SELECT job_id FROM jobs WHERE status = 'running' LIMIT 1"))
+        assert words in stack_cli("batch", "status", made.id).err
+        assert f"batch {made.id}: {words}" in " ".join(stack_cli("job", running).out.split())
+        assert words in stack_cli("batch", "list").out
+        assert words.capitalize() in screens.console.get(f"/batch?id={made.id}").text
+        goes_on.set()
+        assert ended(screens.api, made.id).status == "completed"
+    until(lambda: said.open() == set(), "what came is kept beside what was said")
+    assert stack_cli("batch", "status", made.id, "--json").json["end"] is None

@@ -47,6 +47,7 @@ from alphaloop.store.probes import ProbeStore
 from worker.admission import LaneKey, Line, lane_of
 from worker.background import Retry
 from worker.intake.partitions import Delivery
+from worker.intake.reuse_key import ReuseRule, reuse_rule
 from worker.intake.target_tasks import TargetTasks
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ReadyJob:
     prepared: PreparedJob
     payload_sha256: bytes
     lane: LaneKey
+    reuse: ReuseRule | None = None  #: of a job that may share the text of an equal one
     failure: Failure | None = None  #: why the job ends without being decoded: its prompt, elsewhere, could not be read
     job: Job = field(init=False, compare=False)
     line: Line = field(init=False, compare=False)
@@ -185,7 +187,7 @@ class Validation:
         if isinstance(content, Failure):
             sampling = sampling_of(job, settings)
             prepared = PreparedJob(job, (), sampling)
-            return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
+            return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), failure=content)
         return self._ready(waiting.delivery, with_prompt(job, content), digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
@@ -199,7 +201,8 @@ class Validation:
                 reports_round_counts=settings.round_counts_in_results,
             )
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
-        return ReadyJob(delivery, prepared, digest, lane)
+        reuse = reuse_rule(prepared, settings, self.engine.identity)
+        return ReadyJob(delivery, prepared, digest, lane, reuse)
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
         """The first pattern that covers the job's prompt, or a message of it; empty if none does.

@@ -100,17 +100,23 @@ def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
     return [ended_job(claimed_job(job_id, offset=int(job_id[1:])), num_bytes=num_bytes) for job_id in job_ids]
 
 
-def test_transactions_do_not_begin_at_once_after_each_other_and_a_lone_job_does_not_wait() -> None:
+def test_jobs_that_end_together_gather_and_one_after_a_lone_job_does_not_wait() -> None:
     one = Recording()
-    one.record(*ended("j1"))
+    for number in (1, 2):
+        one.record(*ended(f"j{number}"))
+        one.now += 0.005
     assert one.hurry.waits == []
+    one.record(*ended("j3", "j4"))
     one.now += 0.005
-    one.record(*ended("j2"))
+    one.record(*ended("j5"))
     assert one.hurry.waits == [pytest.approx(GATHER_S - 0.005)]
+    one.record(*ended("j6"))
+    assert len(one.hurry.waits) == 1, "j5 was recorded alone"
+    one.record(*ended("j7", "j8"))
     one.now += 1
-    one.record(*ended("j3"))
+    one.record(*ended("j9"))
     assert len(one.hurry.waits) == 1
-    assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
+    assert one.store.transactions == [["j1"], ["j2"], ["j3", "j4"], ["j5"], ["j6"], ["j7", "j8"], ["j9"]]
 
 
 def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> None:
