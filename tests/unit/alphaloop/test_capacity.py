@@ -103,8 +103,8 @@ def test_first_in_is_first_out_at_the_speed_of_the_load() -> None:
 
 
 def test_the_rest_of_an_arrival_goes_before_later_ones() -> None:
-    run = play([Arrivals(0.0, 100.0, 2), Arrivals(10.0, 50.0, 1)], FLAT, num_devices=1, num_slots=1)
-    assert run.slowest_s == pytest.approx(240.0), "the later one ends last, at 250 s"
+    run = play([Arrivals(0.0, 100.0, 3), Arrivals(10.0, 50.0, 1)], FLAT, num_devices=1, num_slots=1)
+    assert run.slowest_s == pytest.approx(340.0), "the later one ends last, at 350 s"
 
 
 def test_one_arrival_may_be_too_long_and_delays_no_plan() -> None:
