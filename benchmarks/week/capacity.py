@@ -1,7 +1,7 @@
 """`alphaloop capacity` over the simulated week: planned from days 1 to 3, judged on days 4 to 7 and other arrivals.
 
     python -m benchmarks.week.capacity                    # twenty minutes
-    python -m benchmarks.week.capacity --days 1 --learn 0.4    # a minute
+    python -m benchmarks.week.capacity --days 2 --learn 1 --workers 3    # a minute
 
 Two workers decode the first days under production's admission and decisions. From what they recorded, fleets are
 planned for some deadlines. Then a fleet of each size decodes the same week under production's admission, and the device
@@ -31,7 +31,7 @@ def main() -> None:
     """Learn, plan, play, compare."""
     options = _options()
     learned = _play((options, LEARNED_WITH))
-    learn_s, until_s = options.learn * DAY_S, options.days * DAY_S
+    learn_s = options.learn * DAY_S
     jobs = [as_recorded(each) for each in learned.decoded if each.job.ended_s < learn_s]
     curve = LoadCurve.of_jobs(jobs)
     arrivals = sorted((arrivals_of(decoded, curve) for decoded in jobs), key=lambda coming: coming.at_s)
@@ -43,7 +43,7 @@ def main() -> None:
     with get_context("fork").Pool(options.processes) as pool:
         found = pool.map(_play, [(options, size) for size in sizes])
     table = table_of(
-        f"device hours a day, planned from {options.learn:g} days, used later",
+        f"device hours a day, planned from {options.learn} days, used later",
         "devices",
         "deadlines",
         "planned",
@@ -54,7 +54,7 @@ def main() -> None:
     for size, played in zip(sizes, found, strict=True):
         planned = play(arrivals, curve, num_devices=size, num_slots=NUM_SLOTS)
         planned_h = sum(planned.busy_s[: int(learn_s / PERIOD_S)]) / options.learn / 3600
-        used_h = busy_h(played, learn_s, until_s)
+        used_h = busy_h(played, range(options.learn, options.days))
         ratios[size] = planned_h / used_h
         asked = ", ".join(f"{hours:g} h" for hours, number in needed.items() if number == size) or "-"
         table.add_row(str(size), asked, f"{planned_h:.1f}", f"{used_h:.1f}", f"{ratios[size]:.3f}")
@@ -67,8 +67,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--load", type=float, default=0.9, help=f"offered, over what {LEARNED_WITH} workers decode")
-    parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--learn", type=float, default=3.0, help="days to plan from")
+    parser.add_argument("--days", type=int, default=7)
+    parser.add_argument("--learn", type=int, default=3, help="days to plan from")
     parser.add_argument("--deadline", type=float, nargs="+", default=[0.5, 4.0, 24.0], help="hours")
     parser.add_argument("--workers", type=int, nargs="*", default=[3, 4], help="other fleets to compare")
     parser.add_argument("--seed", type=int, default=1)
@@ -98,9 +98,8 @@ def as_recorded(decoding: Decoding) -> DecodedJobs:
     )
 
 
-def busy_h(played: Played, since_s: float, until_s: float) -> float:
+def busy_h(played: Played, days: Sequence[int]) -> float:
     """Device hours a day."""
-    days: Sequence[int] = range(round(since_s / DAY_S), round(until_s / DAY_S))
     return sum(played.busy_s.get(day, 0.0) for day in days) / len(days) / 3600
 
 

@@ -102,6 +102,11 @@ def test_first_in_is_first_out_at_the_speed_of_the_load() -> None:
     assert play(found, FLAT, num_devices=1, num_slots=3).slowest_s == pytest.approx(100.0)
 
 
+def test_the_rest_of_an_arrival_goes_before_later_ones() -> None:
+    run = play([Arrivals(0.0, 100.0, 3), Arrivals(10.0, 50.0, 1)], FLAT, num_devices=1, num_slots=1)
+    assert run.slowest_s == pytest.approx(340.0), "the later one ends last, at 350 s"
+
+
 def test_one_arrival_may_be_too_long_and_delays_no_plan() -> None:
     found = [Arrivals(0.0, 5000.0, 1), Arrivals(0.0, 10.0, 1)]
     least = least_fleet(found, FLAT, num_slots=2, deadline_s=60.0)
