@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from alphaloop.errors import StoreError
 from alphaloop.messages import Result
-from alphaloop.store.reuse import RecordedText, Reused, ReuseStore
+from alphaloop.store.reuse import ReusableText, Reused, ReuseStore
 from worker.background import Retry
 from worker.claims import AnsweredEqual, ClaimedJob, Claims
 
@@ -52,7 +52,7 @@ class Reusing:
             claims.reused += answered
 
 
-def _answer(claimed: ClaimedJob, texts: dict[bytes, RecordedText], now: datetime) -> AnsweredEqual | None:
+def _answer(claimed: ClaimedJob, texts: dict[bytes, ReusableText], now: datetime) -> AnsweredEqual | None:
     """The answer to a job; None without one, and where the text is too old or lies elsewhere, where it may go first."""
     rule, job = claimed.ready.reuse, claimed.ready.job
     if rule is None or (recorded := texts.get(rule.key)) is None or recorded.decoded_at < now - rule.max_age:

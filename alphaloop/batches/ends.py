@@ -5,7 +5,7 @@ likewise (`worker/ordering/sharing.py`), and within a segment a batch comes afte
 futures are played, each with its own costs, lengths and arrivals, as uncertain as they were measured. The promise is
 their median, and an interval of `COVERAGE`.
 
-What became of earlier promises corrects both: `Calibration` shifts the median, and scales the interval.
+What became of earlier promises corrects both: `PromiseCorrection` shifts the median, and scales the interval.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_JOBS: Final = 200
 LEAST_JOBS: Final = 8
 #: Jobs of the line that count beside a batch's own.
 _PRIOR_JOBS: Final = 10.0
-#: Of the greatest number of jobs that share a device: with fewer a job takes more of the device's time.
+#: The part of the greatest number of jobs that share a device: with fewer a job takes more of the device's time.
 _IS_FULL: Final = 0.75
 #: Standard deviations of logarithms that no measurement shows: of the device's speed, and of a line's arrivals.
 _SPEED_SD: Final = 0.03
@@ -51,7 +51,7 @@ _LEAST_SEEN_S: Final = 60.0  #: before jobs of a line are counted by the second
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedJob:
+class LatelyDecoded:
     """A job of traffic that was decoded lately; times are seconds since 1970."""
 
     task: str
@@ -74,7 +74,7 @@ class OpenBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class ArrivalCourse:
     """Jobs that arrive in a line, by hour of the day (UTC)."""
 
     num_by_hour: Sequence[float]
@@ -91,8 +91,8 @@ class Situation:
     num_workers: int
     batches: Sequence[OpenBatch]
     num_unfinished: Mapping[str, int]  #: messages of every task, those of the batches among them
-    lately: Sequence[DecodedJob]  #: the newest, in any order
-    arrivals: Mapping[Line, Arrivals]  #: of lines with traffic in the last days
+    lately: Sequence[LatelyDecoded]  #: the newest, in any order
+    arrivals: Mapping[Line, ArrivalCourse]  #: of lines with traffic in the last days
     task_weight: Callable[[str], float] = lambda task: 1.0
     segment_weight: Callable[[str], float] = lambda segment: 1.0
 
@@ -128,7 +128,7 @@ _PRIOR_SCALE: Final = 2.0  #: the model leaves out what it does not know of
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class PromiseCorrection:
     """What earlier promises say of the next."""
 
     shift: float = 0.0  #: standard deviations that ends come later than the median
@@ -136,7 +136,7 @@ class Calibration:
     num_batches: int = 0
 
     @classmethod
-    def of(cls, kept: Iterable[Kept]) -> Calibration:
+    def of(cls, kept: Iterable[Kept]) -> PromiseCorrection:
         """From ended batches, each of which counts once however many promises it had."""
         by_batch: defaultdict[str, list[float]] = defaultdict(list)
         for each in kept:
@@ -166,26 +166,26 @@ class _Cost:
 
 
 class _Costs:
-    """Of lines and batches, from the jobs that were decoded lately."""
+    """Costs of lines and batches, from the jobs that were decoded lately."""
 
-    def __init__(self, lately: Sequence[DecodedJob]) -> None:
+    def __init__(self, lately: Sequence[LatelyDecoded]) -> None:
         shared = [job.wall_s / job.device_s for job in lately if job.device_s > 0]
         self.num_together = float(np.quantile(shared, 0.9)) if shared else 1.0
         newest = sorted((job for job in lately if job.device_s > 0), key=lambda job: -job.decoded_s)
         full = [job for job in newest if job.wall_s / job.device_s >= _IS_FULL * self.num_together]
         self._jobs = full if len(full) >= LEAST_JOBS else newest
-        self._by: defaultdict[tuple[str, ...], list[DecodedJob]] = defaultdict(list)
+        self._by: defaultdict[tuple[str, ...], list[LatelyDecoded]] = defaultdict(list)
         for job in self._jobs:
             for name in ((), (job.task,), (job.task, job.segment)):
                 if len(of := self._by[name]) < MOST_JOBS:
                     of.append(job)
-        self._of_batch: defaultdict[str, list[DecodedJob]] = defaultdict(list)
+        self._of_batch: defaultdict[str, list[LatelyDecoded]] = defaultdict(list)
         for job in self._jobs:
             if job.batch_id is not None and len(of := self._of_batch[job.batch_id]) < MOST_JOBS:
                 of.append(job)
 
     def of(self, line: Line) -> _Cost | None:
-        """Of a line, else of its task, else of all."""
+        """That of a line, else of its task, else of all."""
         for name in (line, line[:1], ()):
             if len(jobs := self._by.get(name, ())) >= (LEAST_JOBS if name else 1):
                 return _cost(jobs)
@@ -206,7 +206,7 @@ class _Costs:
         return _Cost(mix[0], mix[1], cost.num_jobs + int(_PRIOR_JOBS), cost.walls_s)
 
 
-def _cost(jobs: Sequence[DecodedJob]) -> _Cost:
+def _cost(jobs: Sequence[LatelyDecoded]) -> _Cost:
     device_s = np.array([job.device_s for job in jobs])
     sd_s = float(device_s.std(ddof=1)) if len(jobs) > 1 else float(device_s.mean())
     return _Cost(float(device_s.mean()), sd_s, len(jobs), [job.wall_s for job in jobs])
@@ -331,7 +331,8 @@ class _Future:
                 unit = np.maximum(relative**2, 1e-6)
                 work_s = mean_s * self._rng.gamma(np.maximum(num / unit, 1e-12), unit)
                 work_s, ends_s = np.where(num > 0, work_s, 0.0), np.where(num > 0, np.inf, 0.0)
-                parts.append(_Part(batch, cost, self._place[line], num_open, work_s, work_s, ends_s))
+                part = _Part(batch, cost, self._place[line], num_open, work_s=work_s, after_s=work_s, end_s=ends_s)
+                parts.append(part)
         return parts
 
     def _waiting(self, batches: Sequence[OpenBatch]) -> _Draws:
@@ -354,11 +355,11 @@ class _Future:
         waiting: _Draws = np.stack([self._split(num) for num in num_waiting], axis=1) * self._job_s
         return waiting
 
-    def _arrivals(self, line: Line) -> Arrivals:
+    def _arrivals(self, line: Line) -> ArrivalCourse:
         """Those of the last days, else as many as lately."""
         if (known := self._situation.arrivals.get(line)) is not None:
             return known
-        return Arrivals([3600 * self._lately(line)] * 24, is_new=True)
+        return ArrivalCourse([3600 * self._lately(line)] * 24, is_new=True)
 
     def _hours(self) -> _Draws:
         """Jobs a second, by the hour of the day and line."""
@@ -443,7 +444,9 @@ def divided(wanted: _Draws, weights: _Draws, available: _Draws) -> _Draws:
     return got
 
 
-def arrivals_of(num_jobs: Mapping[Line, Mapping[int, float]], first_hour: int, this_hour: int) -> dict[Line, Arrivals]:
+def arrivals_of(
+    num_jobs: Mapping[Line, Mapping[int, float]], first_hour: int, this_hour: int
+) -> dict[Line, ArrivalCourse]:
     """From jobs by hour since 1970, of which `this_hour` is not over; lines without a whole hour are left out.
 
     A line has the course of the days since `first_hour`, at the level of its last hours; hours of the day that were
@@ -451,7 +454,7 @@ def arrivals_of(num_jobs: Mapping[Line, Mapping[int, float]], first_hour: int, t
     of the day is small.
     """
     hours = np.arange(first_hour, this_hour)
-    found: dict[Line, Arrivals] = {}
+    found: dict[Line, ArrivalCourse] = {}
     for line, by_hour in num_jobs.items():
         counts = np.array([by_hour.get(hour, 0.0) for hour in range(first_hour, this_hour)])
         if not counts.any():
@@ -465,5 +468,5 @@ def arrivals_of(num_jobs: Mapping[Line, Mapping[int, float]], first_hour: int, t
         course = np.where(num_seen > 0, sums / np.maximum(1, num_seen), last.mean())
         expected, prior = course[hours[-_NUM_LAST_HOURS:] % 24].sum(), _PRIOR_ARRIVALS * dispersion
         level = (last.sum() + prior) / (expected + prior)
-        found[line] = Arrivals((course * level).tolist(), dispersion, is_new=len(hours) < 24)
+        found[line] = ArrivalCourse((course * level).tolist(), dispersion, is_new=len(hours) < 24)
     return found

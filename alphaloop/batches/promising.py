@@ -8,7 +8,16 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.batches.ends import Calibration, DecodedJob, Kept, OpenBatch, Outlook, Situation, arrivals_of, outlooks
+from alphaloop.batches.ends import (
+    Kept,
+    LatelyDecoded,
+    OpenBatch,
+    Outlook,
+    PromiseCorrection,
+    Situation,
+    arrivals_of,
+    outlooks,
+)
 from alphaloop.batches.progress import Progress
 from alphaloop.outcomes.reading import unended
 from alphaloop.settings import Settings, settings_of_segment
@@ -42,7 +51,7 @@ class Promising:
         newest = newest_promises(self._database, running)
         if not any(_is_due(newest.get(batch_id), now) for batch_id in running):
             return []
-        calibration = Calibration.of(map(_kept, self._store.ended()))
+        calibration = PromiseCorrection.of(map(_kept, self._store.ended()))
         said = []
         for situation in self._situations({batch_id: batches[batch_id] for batch_id in running}, counts, now):
             for batch_id, outlook in outlooks(situation).items():
@@ -76,7 +85,7 @@ class Promising:
                 num_workers=heard.total() if target is None else heard[target],
                 batches=opened_here,
                 num_unfinished={task: waiting.get(task, 0) for task in tasks},
-                lately=[DecodedJob(*row) for row in self._store.decoded_lately(tasks)],
+                lately=[LatelyDecoded(*row) for row in self._store.decoded_lately(tasks)],
                 arrivals=arrivals_of(by_hour, first + 1, hour),
                 task_weight=self._weight,
                 segment_weight=lambda segment: settings_of_segment(self._settings.segments, segment).weight,
@@ -111,7 +120,7 @@ def _open_batch(batch: ListedBatch, progress: Progress, place: BatchPlace) -> Op
 
 
 def _promised(
-    batch_id: str, progress: Progress, outlook: Outlook, calibration: Calibration, now: datetime
+    batch_id: str, progress: Progress, outlook: Outlook, calibration: PromiseCorrection, now: datetime
 ) -> PromisedEnd:
     said = PromisedEnd(batch_id, now, progress.total, progress.num_open, why=outlook.why)
     if outlook.why is not None:

@@ -108,7 +108,7 @@ def least_fleet(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: in
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BusyWindow:
     """A stretch of time and the work that arrived in it."""
 
     begins_s: float
@@ -121,16 +121,16 @@ class Window:
         return self.device_s / self.length_s
 
 
-def busiest(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: int, length_s: float) -> Window:
+def busiest(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: int, length_s: float) -> BusyWindow:
     """The stretch of `length_s` in which the most work arrived, at full devices; it begins with an arrival."""
     full = curve.at(num_slots) / num_slots
-    best, inside, last = Window(0.0, length_s, 0.0), 0.0, 0
+    best, inside, last = BusyWindow(0.0, length_s, 0.0), 0.0, 0
     for coming in arrivals:
         while last < len(arrivals) and arrivals[last].at_s < coming.at_s + length_s:
             inside += arrivals[last].alone_s * arrivals[last].number * full
             last += 1
         if inside > best.device_s * (1 + 1e-9):
-            best = Window(coming.at_s, length_s, inside)
+            best = BusyWindow(coming.at_s, length_s, inside)
         inside -= coming.alone_s * coming.number * full
     return best
 

@@ -8,7 +8,7 @@ import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json, table
-from alphaloop.explaining.capacity import Capacity, CapacityRequest, Plan, TargetCapacity, capacity
+from alphaloop.explaining.capacity import Capacity, CapacityRequest, FleetPlan, TargetCapacity, capacity
 from alphaloop.settings.prices import PriceSettings
 from alphaloop.wording import FORMS, how_many, minute, moment_ago, moment_ahead, money, one_line, span
 
@@ -81,7 +81,7 @@ def _show(target: TargetCapacity, found: Capacity) -> None:
         paragraph(one_line(limit), style="dim")
 
 
-def _cells(plan: Plan, currency: str | None) -> list[str]:
+def _cells(plan: FleetPlan, currency: str | None) -> list[str]:
     name = one_line(plan.name) + (" (expected)" if plan.is_expected else "")
     if plan.fleet is None:
         return [name, "-"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.capacity.curve import Arrivals, DecodedJobs, LoadCurve, arrivals_of
-from alphaloop.capacity.fleet import PERIOD_S, FleetRun, Window, busiest, least_fleet
+from alphaloop.capacity.fleet import PERIOD_S, BusyWindow, FleetRun, busiest, least_fleet
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import AsAWorker, usual_request
 from alphaloop.prices import NO_PRICE, per_hour_at
@@ -25,7 +25,7 @@ from alphaloop.wording import how_many, span
 
 _WEEK: Final = timedelta(days=7)
 _HOUR_S: Final = 3600.0
-#: So of every plan.
+#: True of every plan.
 _ALWAYS: Final = (
     "Plans hold for arrivals and devices like these; jobs that still wait in Kafka are not in them.",
     "Their devices share one queue. Real ones have partitions each: leave room where few have the work.",
@@ -33,7 +33,7 @@ _ALWAYS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FleetPlan:
     """The least fleet for one way of decoding."""
 
     name: str
@@ -72,8 +72,8 @@ class TargetCapacity:
     span_s: float  #: from the beginning of the arrivals to the end of the time that was seen
     num_too_long: int  #: texts that would miss the deadline alone on a device; no fleet is planned for them
     curve: LoadCurve
-    busiest: Window
-    plans: Sequence[Plan]
+    busiest: BusyWindow
+    plans: Sequence[FleetPlan]
     limits: Sequence[str]  #: what it cannot know, in sentences
 
     @property
@@ -204,11 +204,11 @@ class _Planning:
         """The least."""
         return least_fleet(arrivals, self.curve, num_slots=self.seen.most_running, deadline_s=self.deadline_s)
 
-    def plan(self, name: str, arrivals: Sequence[Arrivals]) -> Plan:
+    def plan(self, name: str, arrivals: Sequence[Arrivals]) -> FleetPlan:
         """The least fleet with its hours and its cost."""
         fleet = self.fleet(arrivals)
         on_s = [min(PERIOD_S, self.span_s - begins_s) for begins_s in _periods(self.span_s)]
-        return Plan(
+        return FleetPlan(
             name=name,
             fleet=fleet,
             on_h=fleet.num_devices * self.span_s / _HOUR_S,
@@ -217,14 +217,14 @@ class _Planning:
             busy_cost=self._cost(fleet.busy_s),
         )
 
-    def vanilla(self, speedups: _Speedups) -> Plan:
+    def vanilla(self, speedups: _Speedups) -> FleetPlan:
         """Jobs that speculated take as much longer as their task's speed-up says that was measured."""
         tasks = sorted({jobs.task for jobs in self.seen.groups if jobs.is_speculative})
         if missing := [task for task in tasks if speedups.measured(task) is None]:
-            return Plan("vanilla", unknown_because=_not_measured(missing))
+            return FleetPlan("vanilla", unknown_because=_not_measured(missing))
         return self._within("vanilla", lambda jobs, bound: 1 / _bound(speedups.of_jobs(jobs), bound))
 
-    def with_drafter(self, drafter: str, speedups: _Speedups) -> Plan:
+    def with_drafter(self, drafter: str, speedups: _Speedups) -> FleetPlan:
         """Vanilla's work, by the speed-up that decisions expect of the drafter at a full device.
 
         A task that the drafter is expected to slow down is decoded in vanilla.
@@ -233,18 +233,18 @@ class _Planning:
         tasks = sorted({jobs.task for jobs in self.seen.groups})
         speculated = sorted({jobs.task for jobs in self.seen.groups if jobs.is_speculative})
         if missing := [task for task in speculated if speedups.measured(task) is None]:
-            return Plan(name, is_expected=True, unknown_because=_not_measured(missing))
+            return FleetPlan(name, is_expected=True, unknown_because=_not_measured(missing))
         expected = {task: speedups.expected(task, self.seen.most_running) for task in tasks}
         if missing := [task for task, bounds in expected.items() if bounds is None]:
             because = f"its workers do not weigh {drafter} for {', '.join(missing)}"
-            return Plan(name, is_expected=True, unknown_because=because)
+            return FleetPlan(name, is_expected=True, unknown_because=because)
 
         def speedup_of(jobs: DecodedJobs, bound: str) -> float:
             return max(1.0, _bound(expected[jobs.task], bound)) / _bound(speedups.of_jobs(jobs), "mean")
 
         return replace(self._within(name, speedup_of), is_expected=True)
 
-    def _within(self, name: str, speedup_of: Callable[[DecodedJobs, str], float]) -> Plan:
+    def _within(self, name: str, speedup_of: Callable[[DecodedJobs, str], float]) -> FleetPlan:
         """The plan at the means of the speed-ups, with the fleets at their bounds."""
         planned = self.plan(name, self.arrivals(lambda jobs: speedup_of(jobs, "mean")))
         bounds = [
@@ -254,7 +254,7 @@ class _Planning:
         return replace(planned, devices=(min(bounds), max(bounds)))
 
     def _cost(self, device_s: Sequence[float]) -> float | None:
-        """Of device seconds by periods, at the prices of those times."""
+        """The cost of device seconds by periods, at the prices of those times."""
         cost = 0.0
         for number, seconds in enumerate(device_s):
             at = self.seen.begins_at + timedelta(seconds=number * PERIOD_S)
@@ -300,11 +300,11 @@ class _Speedups:
         return self._measured.get(task)
 
     def of_jobs(self, jobs: DecodedJobs) -> Interval | None:
-        """Of the task's, where they speculated; None of vanilla jobs."""
+        """That of their task where they speculated; None for vanilla jobs."""
         return self.measured(jobs.task) if jobs.is_speculative else None
 
     def expected(self, task: str, num_running: int) -> Interval | None:
-        """Of the drafter at its best draft length over vanilla.
+        """That of the drafter at its best draft length over vanilla.
 
         None where the workers of the task's target do not run it, or the task's jobs may not draft.
         """

@@ -94,7 +94,7 @@ class PromiseStore(Store):
         return [of_row(PromisedEnd, row) for row in self._database.rows(query)]
 
     def decoded_lately(self, tasks: Collection[str]) -> Sequence[Any]:
-        """The newest jobs of traffic of these tasks, as `alphaloop.batches.ends.DecodedJob` names their columns."""
+        """The newest jobs of traffic of these tasks, as `alphaloop.batches.ends.LatelyDecoded` names their columns."""
         given = {"tasks": sorted(tasks), "lately": LATELY, "limit": MOST_LATELY, "purpose": Purpose.TRAFFIC.value}
         return self._database.rows(_LATELY, given)
 

@@ -26,7 +26,7 @@ class Reused:
     decoded_at: datetime
 
 
-class RecordedText(NamedTuple):
+class ReusableText(NamedTuple):
     """The decoded job of a key, and its Result, byte for byte."""
 
     job_id: str
@@ -45,12 +45,12 @@ class SourcesGone(Exception):
 class ReuseStore(Store):
     """Looks texts up."""
 
-    def find(self, keys: Collection[bytes]) -> dict[bytes, RecordedText]:
+    def find(self, keys: Collection[bytes]) -> dict[bytes, ReusableText]:
         """By key, the job that was decoded last, if its text is still recorded."""
         if not keys:
             return {}
         return {
-            bytes(row.reuse_key): RecordedText(row.job_id, row.decoded_at, row.outcome.encode())
+            bytes(row.reuse_key): ReusableText(row.job_id, row.decoded_at, row.outcome.encode())
             for row in self._database.rows(_FIND, {"keys": list(keys)})
         }
 
@@ -91,7 +91,7 @@ def check_sources(connection: Connection, reused: Sequence[tuple[str, Reused]]) 
         raise SourcesGone(gone)
 
 
-#: Of a job with a text. `alphaloop erase` writes the field; inside a text its quotes would be escaped.
+#: Whether a job has a text. `alphaloop erase` writes the field; inside a text its quotes would be escaped.
 _HAS_TEXT: Final = """jobs.status = 'succeeded' AND strpos(jobs.outcome::text, '"erased_at":') = 0"""
 _FIND: Final = text(f"""
     SELECT reuse_key, job_id, decoded_at, outcome::text AS outcome

@@ -24,12 +24,12 @@ from typing import Any, Final
 import numpy as np
 
 from alphaloop.batches.ends import (
-    Calibration,
-    DecodedJob,
     Kept,
+    LatelyDecoded,
     Line,
     OpenBatch,
     Outlook,
+    PromiseCorrection,
     Situation,
     arrivals_of,
     outlooks,
@@ -85,7 +85,7 @@ class Promising:
         self._open: dict[str, _Batch] = {}
         self._due: list[_Batch] = []
         self._unfinished: Counter[str] = Counter()
-        self._lately: defaultdict[str, deque[DecodedJob]] = defaultdict(lambda: deque(maxlen=MOST_LATELY))
+        self._lately: defaultdict[str, deque[LatelyDecoded]] = defaultdict(lambda: deque(maxlen=MOST_LATELY))
         self._hours: defaultdict[Line, Counter[int]] = defaultdict(Counter)
         self._kept: list[Kept] = []
 
@@ -102,7 +102,7 @@ class Promising:
         line = job.lane.task, job.stream.segment
         if decoding is not None and not job.is_expired:
             wall_s = now_s - decoding.started_s
-            self._lately[line[0]].append(DecodedJob(*line, job.batch_id, job.at_s, now_s, wall_s, decoding.device_s))
+            self._lately[line[0]].append(LatelyDecoded(*line, job.batch_id, job.at_s, now_s, wall_s, decoding.device_s))
             self._hours[line][int(now_s // 3600)] += 1
         if job.batch_id is None:
             return
@@ -131,7 +131,7 @@ class Promising:
         due = [(batch, name) for batch, name in due if batch.id in self._open]
         if not due:
             return
-        found, calibration = outlooks(self._situation(now_s, num_alive)), Calibration.of(self._kept)
+        found, calibration = outlooks(self._situation(now_s, num_alive)), PromiseCorrection.of(self._kept)
         for batch, name in due:
             outlook = found[batch.id]
             interval_s = (math.nan, math.nan, math.nan) if outlook.why else calibration.interval_s(outlook)

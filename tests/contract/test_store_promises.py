@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.batches.ends import DecodedJob
+from alphaloop.batches.ends import LatelyDecoded
 from alphaloop.errors import StoreError
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import BatchStore
@@ -107,7 +107,7 @@ def test_the_newest_decoded_jobs_come_with_their_batch_and_arrival(
     with Database(as_member(postgres_server, database_url, "alphaloop_scheduler")) as seen_by_role:
         (row,) = PromiseStore(seen_by_role).decoded_lately(["code", "none"])
         by_hour = PromiseStore(seen_by_role).jobs_by_hour(["code"], NOW + timedelta(hours=1))
-    job = DecodedJob(*row)
+    job = LatelyDecoded(*row)
     assert (job.task, job.segment, job.batch_id) == ("code", "gold", "monday")
     assert (job.decoded_s, job.device_s) == (NOW.timestamp(), 0.5)
     assert job.arrived_s == pytest.approx(NOW.timestamp() - run.queue_s - run.wall_s)

@@ -410,7 +410,7 @@ class _Started:
     """What follows from how a server was started."""
 
     switches_drafts: bool = False  #: set, and not refuted by test texts
-    keeps_apart: RequestKind = NEITHER  #: beside what its texts are other ones
+    keeps_apart: RequestKind = NEITHER  #: beside which kinds of requests test texts changed
     times_steps: bool = False  #: whether it reports the times of its steps
     lacking: frozenset[Feature] = frozenset()  #: features of its kind that it does not serve
 

@@ -376,8 +376,8 @@ class Fleet:
         A request that is not bound goes to another route where its own has no room, and so does one whose route no
         endpoint has any more. While a bound one waits, it takes no place where that one may go. Endpoints in `avoid`
         get a request only where no other is open, and those in `barred` never. `alone`: the endpoint has nothing in
-        flight, and takes nothing else until the request has ended. `kind`: where texts are other ones beside such a
-        request, it waits until no request of another kind is in flight, and those wait for its end.
+        flight, and takes nothing else until the request has ended. `kind`: an endpoint whose texts change beside
+        such a request gets requests of another kind only when none of this kind is in flight, and the other way round.
 
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.

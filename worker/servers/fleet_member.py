@@ -70,7 +70,7 @@ class InferenceServer:
     context_length: int
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
-    keeps_apart: RequestKind = NEITHER  #: beside what its texts were other ones
+    keeps_apart: RequestKind = NEITHER  #: by which parts of their kinds it decodes requests in turn
     times_steps: bool = False  #: whether it reports the times of its steps
     lookup: DrafterState | None = None  #: alphaloop's look-up, where it drafts beside `drafter` for requests that ask
 
@@ -151,7 +151,7 @@ class Member:
         self._num_failed: Counter[str] = Counter()
         #: Whether it drafts as each request asks, as far as is known.
         self.switches = server.endpoint.switches_drafts
-        #: Beside what its texts are other ones: requests that are so and requests that are not take turns.
+        #: By which parts of their kinds requests take turns, because test texts changed beside such a request.
         self.keeps_apart = server.keeps_apart
         self._next_kind: RequestKind | None = None  # of the requests that wait for those of another kind to end
 

@@ -35,7 +35,10 @@ FRESH_S: Final = 3.0
 
 
 class RequestKind(NamedTuple):
-    """What a request is, and where something is wrong beside it: by what an endpoint has to keep requests apart."""
+    """What may change other texts of its batch at some servers, which then decode requests of unlike kinds in turn.
+
+    Of an endpoint: the parts by which it keeps requests apart.
+    """
 
     is_sampled: bool = False  #: its tokens are drawn. On vLLM's CPU build greedy texts beside it can be wrong
     is_adapted: bool = False  #: it has an adapter. On vLLM's CPU build texts without one beside it are the adapter's

@@ -75,7 +75,7 @@ class Obedience:
 
     @property
     def keeps_apart(self) -> RequestKind:
-        """Beside what the server's texts were other ones."""
+        """Beside which kinds of requests test texts changed."""
         return RequestKind(is_sampled=self.spoiled is not None, is_adapted=self.adapted is not None)
 
     def warnings(self, name: str) -> tuple[str, ...]:

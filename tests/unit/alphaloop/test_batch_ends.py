@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from alphaloop.batches.ends import (
-    Arrivals,
-    Calibration,
-    DecodedJob,
+    ArrivalCourse,
     Kept,
+    LatelyDecoded,
     OpenBatch,
     Outlook,
+    PromiseCorrection,
     Situation,
     arrivals_of,
     divided,
@@ -29,23 +29,23 @@ CHAT, CODE, NIGHT = ("chat", ""), ("code", ""), ("code", "night")
 
 def decoded(
     line: tuple[str, str], num: int = 100, device_s: float = 1.0, batch_id: str | None = None, spread: float = 0.0
-) -> list[DecodedJob]:
+) -> list[LatelyDecoded]:
     rng = random.Random(1)
     times = [device_s * (1 + spread * rng.uniform(-1, 1)) for _ in range(num)]
     return [
-        DecodedJob(*line, batch_id, NOW - 500 - number, NOW - number, 8 * each, each)
+        LatelyDecoded(*line, batch_id, NOW - 500 - number, NOW - number, 8 * each, each)
         for number, each in enumerate(times)
     ]
 
 
-def situation(*batches: OpenBatch, lately: Sequence[DecodedJob] | None = None, **others: object) -> Situation:
+def situation(*batches: OpenBatch, lately: Sequence[LatelyDecoded] | None = None, **others: object) -> Situation:
     jobs = [*decoded(CHAT), *decoded(CODE), *decoded(NIGHT, batch_id="b0")] if lately is None else lately
     given: dict[str, object] = {"num_workers": 1, "num_unfinished": {}, "arrivals": {CHAT: none(), CODE: none()}}
     return Situation(now_s=NOW, batches=batches, lately=jobs, **(given | others))  # type: ignore[arg-type]
 
 
-def none() -> Arrivals:
-    return Arrivals([0.0] * 24)
+def none() -> ArrivalCourse:
+    return ArrivalCourse([0.0] * 24)
 
 
 def night(num_open: float = 1000, name: str = "b1", created_s: float = NOW - 1) -> OpenBatch:
@@ -73,7 +73,7 @@ def test_what_waits_of_other_tasks_and_segments_counts_by_weight() -> None:
 
 
 def test_arrivals_of_others_take_the_device_and_those_of_its_own_line_come_after_it() -> None:
-    half = Arrivals([1800.0] * 24)
+    half = ArrivalCourse([1800.0] * 24)
     assert median_s(situation(night(), arrivals={CHAT: half, CODE: none()})) == pytest.approx(2000, rel=0.1)
     assert median_s(situation(night(), arrivals={CHAT: none(), CODE: none(), NIGHT: half})) == pytest.approx(
         1000, rel=0.05
@@ -95,11 +95,11 @@ def test_an_older_batch_of_the_segment_goes_first() -> None:
 
 def test_a_batch_ends_with_its_window_at_the_latest() -> None:
     outlook = outlooks(situation(replace(night(), deadline_s=NOW + 300)))["b1"]
-    assert Calibration.of([]).interval_s(outlook) == (300, 300, 300)
+    assert PromiseCorrection.of([]).interval_s(outlook) == (300, 300, 300)
     busy = situation(replace(night(), deadline_s=NOW + 300), num_unfinished={"code": 10**8}, lately=decoded(NIGHT))
     assert outlooks(busy)["b1"].why is None
     over = outlooks(situation(replace(night(), deadline_s=NOW - 5)))["b1"]
-    assert Calibration.of([]).interval_s(over) == (0, 0, 0)
+    assert PromiseCorrection.of([]).interval_s(over) == (0, 0, 0)
 
 
 def test_its_own_jobs_say_what_the_others_will_take() -> None:
@@ -146,10 +146,10 @@ def test_the_same_situation_has_the_same_outlook() -> None:
 def test_promises_that_were_missed_widen_the_next_interval_and_late_ends_shift_it() -> None:
     outlook = Outlook(1000.0, 50.0)
     calibrations = {
-        "before": Calibration.of([]),
-        "good": Calibration.of([Kept(str(n), 1000, 50, 1000 + 50 * (-1) ** n) for n in range(100)]),
-        "bad": Calibration.of([Kept(str(n), 1000, 50, 1000 + 200 * (-1) ** n) for n in range(100)]),
-        "late": Calibration.of([Kept(str(n), 1000, 50, 1100) for n in range(100)]),
+        "before": PromiseCorrection.of([]),
+        "good": PromiseCorrection.of([Kept(str(n), 1000, 50, 1000 + 50 * (-1) ** n) for n in range(100)]),
+        "bad": PromiseCorrection.of([Kept(str(n), 1000, 50, 1000 + 200 * (-1) ** n) for n in range(100)]),
+        "late": PromiseCorrection.of([Kept(str(n), 1000, 50, 1100) for n in range(100)]),
     }
     intervals_s = {name: calibration.interval_s(outlook) for name, calibration in calibrations.items()}
     widths = {name: high_s - low_s for name, (_, low_s, high_s) in intervals_s.items()}
@@ -162,12 +162,12 @@ def test_promises_that_were_missed_widen_the_next_interval_and_late_ends_shift_i
 
 def test_a_batch_counts_once_however_many_promises_it_had() -> None:
     kept = [Kept("a", 1000, 50, 1000)] + [Kept("b", 1000, 50, 1300)] * 50
-    assert Calibration.of(kept) == Calibration.of(kept[:2])
+    assert PromiseCorrection.of(kept) == PromiseCorrection.of(kept[:2])
 
 
 def test_one_death_of_a_worker_does_not_make_every_later_interval_useless() -> None:
     kept = [Kept(str(n), 1000, 50, 1000) for n in range(50)]
-    dead = Calibration.of([*kept, Kept("dead", 100, 1, 100_000)])
+    dead = PromiseCorrection.of([*kept, Kept("dead", 100, 1, 100_000)])
     assert dead.scale < 2
 
 
