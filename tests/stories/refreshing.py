@@ -15,7 +15,8 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again.
+parent decodes again. Heads draft alone, because look-up beside worn ones stays sound and hides what is lost; and for
+one sequence at a time, because at higher loads the parent is slower than vanilla on a CPU.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -82,18 +83,20 @@ MOST_JOBS_WORN: Final = 60
 _SOUND, _WEARING = 30, 10
 #: Prompts of a task's probe set, and tokens of an answer.
 _NUM_PROBES, _PROBE_TOKENS = 4, 24
+_BOTH: Final = """
+[models.drafters.both]
+method = "hybrid"
+sources = ["lookup", "heads"]
+max_draft_tokens = 4
+"""
 _PROFILE: Final = """
 [models.drafters.heads]
 method = "heads"
 source = "{heads}"
 max_draft_tokens = 3
 
-[models.drafters.both]
-method = "hybrid"
-sources = ["lookup", "heads"]
-max_draft_tokens = 4
-
 [worker]
+batch_size = {batch_size}
 http_port = 0
 
 [policy]
@@ -222,9 +225,12 @@ class Story:
             self._say(f"under the target that they were trained for: {on.measure(configs, worker)} probes and controls")
 
     def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
-        num_threads = self.options.threads
-        text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
+        num_threads, alone = self.options.threads, self.options.story is Told.WORN
+        text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads, batch_size=1 if alone else 4)
+        text += "" if alone else _BOTH
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
+        if alone:
+            (folder / "models.toml").write_text("")  # without the shipped look-up
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
         return folder
 
