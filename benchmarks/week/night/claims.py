@@ -85,6 +85,7 @@ def ends(said: Sequence[Said]) -> dict[str, Any]:
 
 
 def undated_s(ended: Sequence[Ended]) -> tuple[float, float]:
-    """The median and the longest time of jobs without a deadline and a batch, from their arrival to their end."""
-    waits = [job.ended_s - job.at_s for job in ended if job.deadline_s == math.inf and job.batch_id is None]
-    return median(waits), max(waits)
+    """The median and the longest time of jobs without a deadline or a batch, from arrival to text; nan without any."""
+    undated = [job for job in ended if job.deadline_s == math.inf and job.batch_id is None]
+    waits = [job.ended_s - job.at_s for job in undated if job.ended_s < math.inf]
+    return (median(waits), max(waits)) if waits else (math.nan, math.nan)

@@ -58,14 +58,14 @@ def _rows(
     yield "ends held, every promise", "", f"{real['ends']['num_held']} of {real['ends']['num']}", "-"
     widths = (of["ends"]["half_width_at_a_quarter"] for of in (real, simulated))
     yield (
-        "half width over what remained, 25 %",
+        "half width over what remained, 25%",
         "<= .2",
         *("-" if width is None else f"{width:.2f}" for width in widths),
     )
     ratios = (of["busy_planned_over_used"] for of in (real, simulated))
-    yield "busy seconds of the 2nd half, planned/used", ".85-1.15", *(f"{ratio:.3f}" for ratio in ratios)
+    yield "busy in 2nd half, planned/used", ".85-1.15", *(f"{ratio:.3f}" for ratio in ratios)
     waits = (f"{of['undated_median_s']:.0f} / {of['undated_most_s']:.0f} s" for of in (real, simulated))
-    yield "jobs without a deadline: median / longest", "", *waits
+    yield "undated: median / longest", "", *waits
 
 
 def _print(table: Table) -> None:

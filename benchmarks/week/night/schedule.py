@@ -27,14 +27,14 @@ class Evening:
 
 #: `share` is of the jobs. Dated jobs have the highest priority, in whose band slack decides: priorities age in real
 #: minutes, of which a night of minutes has too few.
-CHAT: Final = Stream("chat", 0.2, 24, 0.4, 0.0, (12.0, 40.0), is_high=True, priority=100)
-CODE: Final = Stream("code", 0.2, 40, 0.4, 0.0, (60.0, 240.0), priority=100)
+CHAT: Final = Stream("chat", 0.2, 24, 0.4, 0.0, (10.0, 30.0), is_high=True, priority=100)
+CODE: Final = Stream("code", 0.2, 40, 0.4, 0.0, (15.0, 120.0), priority=100)
 CODE_BATCH: Final = Stream("code", 0.15, 40, 0.4, 0.0, None, segment="batch", priority=100)
-RAG: Final = Stream("rag", 0.15, 32, 0.5, 0.0, (90.0, 480.0), priority=100)
+RAG: Final = Stream("rag", 0.15, 32, 0.5, 0.0, (20.0, 180.0), priority=100)
 RAG_BATCH: Final = Stream("rag", 0.1, 32, 0.5, 0.0, None, segment="batch", priority=100)
-UNDATED: Final = Stream("rag", 0.2, 32, 0.5, 0.0, None, segment="batch", priority=-100)
+UNDATED: Final = Stream("rag", 0.2, 32, 0.5, 0.0, None, priority=-100)
 STREAMS: Final = (CHAT, CODE, CODE_BATCH, RAG, RAG_BATCH, UNDATED)
-BATCHES: Final[Mapping[Stream, Evening]] = {CODE_BATCH: Evening(0.12, 0.75), RAG_BATCH: Evening(0.2, 0.9)}
+BATCHES: Final[Mapping[Stream, Evening]] = {CODE_BATCH: Evening(0.12, 0.6), RAG_BATCH: Evening(0.2, 0.85)}
 TASKS: Final = tuple(sorted({stream.task for stream in STREAMS}))
 HIGH_TASKS: Final = tuple(sorted({stream.task for stream in STREAMS if stream.is_high}))
 

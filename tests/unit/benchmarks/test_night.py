@@ -16,6 +16,7 @@ from benchmarks.week.night.schedule import (
     CHAT,
     CODE,
     CODE_BATCH,
+    RAG_BATCH,
     STREAMS,
     TASKS,
     UNDATED,
@@ -51,9 +52,9 @@ def test_a_night_has_its_rate_its_batches_and_no_two_prompts_that_begin_alike() 
 def test_a_message_says_its_deadline_from_when_it_is_sent() -> None:
     dated = message_of(Planned("a", CODE, 5.0, 60.0, 20), "x", 1_000_000.0)
     assert dated["deadline"] == "1970-01-12T13:47:40+00:00"
-    batch = message_of(Planned("b", UNDATED, 5.0, math.inf, 20, "rag-batch"), "x", 0.0)
+    batch = message_of(Planned("b", RAG_BATCH, 5.0, math.inf, 20, "rag-batch"), "x", 0.0)
     assert "deadline" not in batch
-    assert (batch["segment"], batch["batch_id"], batch["priority"]) == ("batch", "rag-batch", -100)
+    assert (batch["segment"], batch["batch_id"], batch["priority"]) == ("batch", "rag-batch", 100)
 
 
 def _night(num: int = 200, *, each_s: float = 0.5) -> list[Ended]:
