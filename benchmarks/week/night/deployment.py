@@ -19,7 +19,6 @@ from alphaloop.embedded.process import ChildProcess
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import high_topic, jobs_topic
-from alphaloop.settings import KafkaSettings
 from benchmarks.reporting import REPOSITORY
 from benchmarks.servers import CONFIGS, PROFILE, running_servers
 from benchmarks.week.night.ledger import Ledger
@@ -38,7 +37,6 @@ _INTERVAL_S: Final = 86_400
 class Night:
     """What runs. All times are seconds since 1970."""
 
-    kafka: KafkaSettings
     ledger: Ledger
     worker: ChildProcess
     scheduler: ChildProcess
@@ -49,9 +47,9 @@ class Night:
     def send(self, jobs: Sequence[Planned], prompts: Mapping[str, str], begin: float) -> None:
         """Send each job at its time after `begin`."""
         for job in jobs:
-            if (wait_s := begin + job.at_s - time.time()) > 0:
+            if begin + job.at_s > time.time():
                 self._producer.flush(_FLUSH_S)
-                time.sleep(max(0.0, min(wait_s, begin + job.at_s - time.time())))
+                time.sleep(max(0.0, begin + job.at_s - time.time()))
             now = time.time()
             topic = (high_topic if job.stream.is_high else jobs_topic)(job.stream.task)
             value = json.dumps(message_of(job, prompts[job.job_id], now)).encode()
@@ -121,7 +119,7 @@ def deployed(folder: Path, seed: int) -> Iterator[Night]:
         producer = Producer(servers.kafka, client_id="benchmark-producer")
         stack.callback(producer.close)
         ledger = stack.enter_context(Ledger.of(url))
-        night = Night(servers.kafka, ledger, worker, scheduler, LogFollower(worker.log), producer)
+        night = Night(ledger, worker, scheduler, LogFollower(worker.log), producer)
         measuring = LogFollower(scheduler.log)
         scheduler.start()
         scheduler.wait_until(lambda: measuring.find("scheduler_ready") is not None, START_TIMEOUT_S)
