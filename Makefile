@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured bench-week accept-structured engine engine-faults console-pictures stories story-refresh lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured bench-week bench-night accept-structured engine engine-faults console-pictures stories story-refresh lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -23,7 +23,7 @@ ARGS ?=
 # that the output stays in order and a debugger works.
 TEST_PROCESSES ?= $(if $(ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 5 ? cores + 2 : 6))))
 
-# make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
+# make bench-decode, bench-whole, bench-night: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
 
@@ -119,6 +119,9 @@ bench-memory: $(INSTALLED) ## task memory beside look-up without it and the late
 
 bench-week: $(INSTALLED) ## deadlines met in a simulated week, beside first come and a clairvoyant (a quarter of an hour; ARGS='--load 1.3 --days 1' takes a minute)
 	@$(BIN)/python -m benchmarks.week $(ARGS)
+
+bench-night: $(INSTALLED) ## the week's claims in a night of minutes with a real worker, beside the simulator: make bench-night PROMPTS=folder (20 minutes; ARGS='--minutes 2')
+	@$(BIN)/python -m benchmarks.week.night --prompts "$(PROMPTS)" $(ARGS)
 
 bench-structured: $(INSTALLED) ## constrained decoding with forced tokens and look-up, beside masks alone: make bench-structured PROMPTS=folder (half an hour; ARGS="--vllm-python .venv-vllm/bin/python" adds vLLM)
 	@$(BIN)/python -m benchmarks.structured --prompts "$(PROMPTS)" $(ARGS)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -35,6 +35,16 @@ from worker.admission import Line
 
 _EVIDENCE_AT_ONCE: Final = 20  #: ended jobs whose counts are added together, because each addition infers anew
 _DRAFTERS: Final = (DrafterState(DRAFTER, "r1", MOST_DRAFT_TOKENS),)
+
+
+class WeekDecisions(Protocol):
+    """How jobs draft."""
+
+    def decide(self, jobs: Sequence[WeekJob], num_running: int, now_s: float) -> Sequence[Decision]:
+        """For jobs of one lane."""
+
+    def ended(self, job: WeekJob, k: int, now_s: float) -> None:
+        """Count what a job showed that was decoded at k to its end."""
 
 
 class Decisions:
@@ -103,7 +113,7 @@ class Decoding:
 class WeekDevice:
     """The slots of one worker."""
 
-    def __init__(self, table: SlotTable, decisions: Decisions) -> None:
+    def __init__(self, table: SlotTable, decisions: WeekDecisions) -> None:
         self._table, self._decisions = table, decisions
         self.running: list[Decoding] = []
         self.ended: list[Decoding] = []  #: with their last token, in this order

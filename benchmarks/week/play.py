@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from benchmarks.week.contestants import NUM_PARTITIONS, Admission, Clairvoyant, Log, WorkerAdmission
-from benchmarks.week.device import Decisions, Decoding, WeekDevice
+from benchmarks.week.device import Decisions, Decoding, WeekDecisions, WeekDevice
 from benchmarks.week.world import DAY_S, Week, WeekJob
 
 #: A worker dies on the third day at 14:00 and is back after an hour; its jobs wait until their leases have run out.
@@ -33,6 +33,15 @@ class Played:
         return sum(job.ended_s <= job.deadline_s < math.inf for job in self.jobs)
 
 
+@dataclass(frozen=True)
+class Outage:
+    """When the last worker dies, and is back."""
+
+    dies_s: float
+    back_s: float
+    lease_s: float = LEASE_S
+
+
 class Observer(Protocol):
     """Sees what a database and a broker see."""
 
@@ -50,13 +59,23 @@ class Play:
     """One contestant over one week."""
 
     def __init__(
-        self, week: Week, contestant: str, *, num_workers: int, seed: int, observer: Observer | None = None
+        self,
+        week: Week,
+        contestant: str,
+        *,
+        num_workers: int,
+        seed: int,
+        observer: Observer | None = None,
+        outage: Outage | None = None,
+        decisions: WeekDecisions | None = None,
     ) -> None:
+        """`outage`: the week's where another worker goes on. `decisions`: production's."""
         self._observer = observer
+        self._outage = outage or (Outage(DIES_S, BACK_S) if num_workers > 1 else None)
         self._jobs = [replace(job) for job in week.jobs]
         self._num_workers = num_workers
-        decisions = Decisions(week.table, seed)
-        self._devices = [WeekDevice(week.table, decisions) for _ in range(num_workers)]
+        decided = decisions or Decisions(week.table, seed)
+        self._devices = [WeekDevice(week.table, decided) for _ in range(num_workers)]
         self._log = Log()
         self._clairvoyant = (
             Clairvoyant(week.table, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
@@ -69,7 +88,8 @@ class Play:
 
     def run(self) -> Played:
         """Until every job has ended or expired."""
-        changes = [(DIES_S, self._die), (BACK_S, self._come_back)] if self._num_workers > 1 else []
+        outage = self._outage
+        changes = [(outage.dies_s, self._die), (outage.back_s, self._come_back)] if outage else []
         position, now_s = 0, 0.0
         waiting: list[tuple[float, list[WeekJob]]] = []  # of the dead worker, until their leases have run out
         while True:
@@ -85,8 +105,8 @@ class Play:
                 self._come(self._jobs[position])
                 position += 1
             while changes and changes[0][0] <= now_s:
-                if lost := changes.pop(0)[1](now_s):
-                    waiting.append((now_s + LEASE_S, lost))
+                if (lost := changes.pop(0)[1](now_s)) and outage:
+                    waiting.append((now_s + outage.lease_s, lost))
             while waiting and waiting[0][0] <= now_s:
                 for job in waiting.pop(0)[1]:
                     self._append(job)

@@ -1,0 +1,1 @@
+"""A night of minutes with a real worker, and the simulated week's claims about it, real beside simulated."""
