@@ -178,7 +178,7 @@ def _endpoint(settings: Settings, name: str) -> EndpointSettings:
     if endpoint.kind != "vllm":
         raise ConfigError(
             f'models.endpoints.{name}.kind: expected "vllm", found {endpoint.kind!r}',
-            hint="only vLLM takes a draft length by batch size",
+            hint="the option with a draft length by batch size is vLLM's",
         )
     return endpoint
 

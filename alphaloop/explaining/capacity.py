@@ -210,6 +210,12 @@ def capacity(database: Database, settings: Settings, request: CapacityRequest, n
     limits = list(_ALWAYS)
     if num_jobs := store.num_ended_without_text(request.since, request.until):
         limits.insert(0, f"{how_many(num_jobs, 'job')} failed, expired or were cancelled: what they took is not in it.")
+    most = max((plan.fleet.num_devices for target in targets for plan in target.plans if plan.fleet), default=0)
+    if most > (num_partitions := settings.kafka.num_partitions):
+        limits.append(
+            f"{most} devices need at least {most} partitions of a topic; kafka.num_partitions is {num_partitions}, and "
+            "a worker without a partition gets nothing."
+        )
     return Capacity(request, None if prices.per_hour is None else prices.currency, targets, limits)
 
 

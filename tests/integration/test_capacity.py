@@ -108,6 +108,17 @@ def test_a_fleet_for_a_deadline_its_hours_and_its_cost(cli: Cli, cli_environment
     assert cli("capacity", "--deadline", "30s", "--json").json["targets"][0]["num_too_long"] == 50
 
 
+def test_more_devices_than_partitions_are_named(
+    cli: Cli, cli_environment: None, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(database, [run_of(60, load=4.0) for _ in range(40)])
+    for num_partitions, is_short in ((1, True), (2, False)):
+        monkeypatch.setenv("ALPHALOOP_KAFKA__NUM_PARTITIONS", str(num_partitions))
+        limits = cli("capacity", "--deadline", "5m", "--json").json["limits"]
+        assert any("2 devices need at least 2 partitions" in limit for limit in limits) == is_short
+        assert ("2 devices need" in " ".join(cli("capacity", "--deadline", "5m").out.split())) == is_short
+
+
 def test_vanilla_takes_as_much_longer_as_was_measured(cli: Cli, cli_environment: None, database: Database) -> None:
     recorded(database, [run_of(minutes, mode=Mode.SPECULATIVE) for minutes in range(60)])
     (target,) = cli("capacity", "--deadline", "1h", "--json").json["targets"]
