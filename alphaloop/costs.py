@@ -96,6 +96,11 @@ class CostTable:
         """Whether the drafter's points are whole rounds on a server."""
         return drafter in self._served
 
+    def measured(self, drafter: str | None) -> Mapping[int, Sequence[float]]:
+        """The widths that were measured, ascending, by batch size; at the context with the most points."""
+        surface = self._surfaces.get(drafter)
+        return {} if surface is None else {batch: widths for batch, (widths, _) in surface.base.items()}
+
     def rounds(self, batch: float, context: float | None = None) -> RoundCosts:
         """The costs of rounds of `batch` sequences; without a `context`, at the one with the most points.
 
@@ -247,14 +252,14 @@ class Surface:
 
     def __init__(self, planes: Mapping[int, Plane]) -> None:
         base = max(planes, key=lambda context: (sum(len(line[0]) for line in planes[context].values()), -context))
-        self._base = planes[base]
+        self.base: Final = planes[base]
         self._ratios: list[tuple[int, Plane | None]] = [
             (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
         ]
 
     def line(self, batch: float, context: float | None) -> Line:
         """Milliseconds by width; without a `context`, at the one with the most points."""
-        ms = _line(self._base, batch)
+        ms = _line(self.base, batch)
         if context is None or len(self._ratios) == 1:
             return ms
         after = bisect_left(self._ratios, context, key=lambda ratio: ratio[0])
@@ -269,7 +274,7 @@ class Surface:
         return {
             batch: (
                 widths,
-                [ms / interpolated(_line(self._base, batch), width) for width, ms in zip(widths, values, strict=True)],
+                [ms / interpolated(_line(self.base, batch), width) for width, ms in zip(widths, values, strict=True)],
             )
             for batch, (widths, values) in plane.items()
         }

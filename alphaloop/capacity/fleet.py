@@ -135,6 +135,15 @@ def busiest(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: int, l
     return best
 
 
+def work_by_period(arrivals: Sequence[Arrivals], curve: LoadCurve, *, num_slots: int) -> tuple[float, ...]:
+    """The work that arrived in each period of `PERIOD_S` from 0 on, in seconds of full devices."""
+    full = curve.at(num_slots) / num_slots
+    work = [0.0] * (1 + int(max((coming.at_s for coming in arrivals), default=0.0) / PERIOD_S))
+    for coming in arrivals:
+        work[int(coming.at_s / PERIOD_S)] += coming.alone_s * coming.number * full
+    return tuple(work)
+
+
 class _Speeds:
     """How fast a sequence gets on, by the sequences of the whole fleet."""
 

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 import alphaloop
 from alphaloop import logs
 from alphaloop.cli import (
+    advise,
     batch,
     capacity,
     cost,
@@ -86,7 +87,7 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 _add(app, demo.demo, services.up, services.down, services.worker, services.scheduler, enqueue.enqueue, status.status)
 _add(app, services.trainer, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay)
-_add(app, cost.cost, capacity=capacity.show_capacity)
+_add(app, cost.cost, advise.advise, capacity=capacity.show_capacity)
 _add(app, reports.report, jobs.cancel, jobs.erase, models.calibrate, measure.measure, models.check_pair)
 _add(app, models.check_server, services.migrate)
 _batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")

@@ -30,7 +30,7 @@ from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.database import Database, values_of
 from alphaloop.store.known_jobs import BatchStore, ListedBatch
 from alphaloop.store.spending import SpendingStore, spent_as_json
-from alphaloop.wording import counts, how_many, moment_ahead, one_line, second, span, words
+from alphaloop.wording import counts, how_many, moment_ahead, money, one_line, second, span, words
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
@@ -134,18 +134,27 @@ def list_batches(
 
     The column done has the requests with a text, those that ended without one, and all of them. A scheduler counts
     what came through Kafka every few seconds. A batch that was not submitted as a file is listed once a worker has
-    claimed a job of it.
+    claimed a job of it. The column cost is there where a price is set, and has what was decoded so far.
     """
-    with open_database(connected_settings(context, broker=False)) as database:
+    settings = connected_settings(context, broker=False)
+    with open_database(settings) as database:
         batches = BatchStore(database).page(limit)
+        spent = SpendingStore(database, settings.prices).of_batches([batch.id for batch in batches])
+    currency, has_price = settings.prices.currency, settings.prices.per_hour is not None
+
+    def cells(batch: ListedBatch) -> tuple[str, ...]:
+        of_batch = spent.get(batch.id)
+        cost = "" if of_batch is None or of_batch.cost is None else money(of_batch.cost, currency)
+        return (*_batch_cells(batch), cost) if has_price else _batch_cells(batch)
+
     show_rows(
         batches,
-        *("batch", "from", "state", "done", "age", "end"),
-        right=("done", "age"),
-        cells=_batch_cells,
+        *("batch", "from", "state", "done", "age", "end", *(("cost",) if has_price else ())),
+        right=("done", "age", "cost"),
+        cells=cells,
         nothing="no batches",
         as_json=as_json,
-        row_as_json=batch_as_json,
+        row_as_json=lambda batch: {**batch_as_json(batch), "spent": spent_as_json(spent.get(batch.id), currency)},
     )
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json, table
-from alphaloop.explaining.capacity import Capacity, CapacityRequest, FleetPlan, TargetCapacity, capacity
+from alphaloop.explaining.capacity import Capacity, CapacityRequest, capacity
+from alphaloop.files import Destination
+from alphaloop.pages.capacity import capacity_page
 from alphaloop.settings.prices import PriceSettings
-from alphaloop.wording import FORMS, how_many, minute, moment_ago, moment_ahead, money, one_line, span
+from alphaloop.wording import FORMS, minute, moment_ago, moment_ahead, one_line
 
 
 @example("""\
 alphaloop capacity --deadline 4h
 alphaloop capacity --deadline 4h --price 2.50 --drafter lookup
+alphaloop capacity --deadline 4h --picture capacity.html
 alphaloop capacity --deadline 30m --since 28d --json""")
 def show_capacity(
     context: typer.Context,
@@ -24,6 +28,9 @@ def show_capacity(
     drafter: str | None = typer.Option(None, help="Also plan for this drafter, by what decisions expect of it."),
     since: str | None = typer.Option(None, help=f"From jobs decoded since then: {FORMS}. The last week without it."),
     until: str | None = typer.Option(None, help="From jobs decoded until then; now without it."),
+    picture: Path | None = typer.Option(
+        None, help="Write a page to this file instead that draws arrivals and fleets over time, - for standard output."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Show how many devices keep a deadline, as jobs were decoded, in vanilla decoding, and with a drafter.
@@ -31,6 +38,9 @@ def show_capacity(
     A fleet is played over the arrivals of that time. Hours on: all devices, all the time. Hours busy: those in which
     they decode.
     """
+    if picture is not None and as_json:
+        raise typer.BadParameter("expected either --picture or --json")
+    page = None if picture is None else Destination.of(picture, option="--picture")
     settings, now = connected_settings(context, broker=False), datetime.now(UTC)
     begin = moment_ago(since, now, "--since") if since else now - timedelta(days=7)
     end = moment_ago(until, now, "--until") if until else now
@@ -41,51 +51,32 @@ def show_capacity(
         prices = PriceSettings(per_hour=price, currency=settings.prices.currency)
         settings = settings.model_copy(update={"prices": prices})
     with open_database(settings) as database:
-        found = capacity(database, settings, CapacityRequest(deadline_s, begin, end, drafter), now)
+        answer = capacity(database, settings, CapacityRequest(deadline_s, begin, end, drafter), now)
     if as_json:
-        print_json(found.as_json())
-        return
-    if not found.targets:
+        print_json(answer.as_json())
+    elif not answer.targets:
         note(f"no job was decoded from {minute(begin)} to {minute(end)}")
-        return
-    for target in found.targets:
-        _show(target, found)
-    for limit in found.limits:
+    elif picture is not None and page is not None:
+        with page.writing() as file:
+            file.write(capacity_page(answer))
+        if picture.is_file():
+            note(f"written to {picture.absolute().as_uri()}")
+    else:
+        _show(answer)
+
+
+def _show(answer: Capacity) -> None:
+    for target in answer.targets:
+        paragraph(target.headline(answer.request.deadline_s), style="bold")
+        shown = table("", *answer.columns, right=answer.columns)
+        for plan in target.plans:
+            shown.add_row(*plan.cells(answer.currency))
+        out().print(shown)
+        for sentence in target.notes:
+            paragraph(sentence)
+        for limit in target.limits:
+            paragraph(one_line(limit), style="dim")
+    for limit in answer.limits:
         paragraph(limit, style="dim")
-    if found.no_cost_because is not None:
-        note(found.no_cost_because)
-
-
-def _show(target: TargetCapacity, found: Capacity) -> None:
-    seen, currency = target.seen, found.currency
-    name = f"{one_line(seen.target)}: " if seen.target else ""
-    jobs, length = how_many(seen.num_jobs, "job"), span(target.span_s)
-    paragraph(f"{name}{jobs} in {length}, each within {span(found.request.deadline_s)}", style="bold")
-    costs = () if currency is None else ("cost on", "cost busy")
-    figures = ("devices", "hours on", "busy", *costs)
-    shown = table("", *figures, right=figures)
-    for plan in target.plans:
-        shown.add_row(*_cells(plan, currency))
-    out().print(shown)
-    for plan in target.plans:
-        if plan.unknown_because:
-            paragraph(f"{one_line(plan.name)}: not known, because {one_line(plan.unknown_because)}.")
-    busiest = target.busiest
-    paragraph(
-        f"Busiest {span(busiest.length_s)}: from {minute(target.busiest_at)}, with the work of "
-        f"{busiest.num_devices:.2f} full devices."
-    )
-    if target.num_too_long:
-        paragraph(f"{how_many(target.num_too_long, 'text')} would take longer than that alone on a device.")
-    for limit in target.limits:
-        paragraph(one_line(limit), style="dim")
-
-
-def _cells(plan: FleetPlan, currency: str | None) -> list[str]:
-    name = one_line(plan.name) + (" (expected)" if plan.is_expected else "")
-    if plan.fleet is None:
-        return [name, "-"]
-    bounds = f" [{plan.devices[0]} {plan.devices[1]}]" if plan.devices else ""
-    cells = [name, f"{plan.fleet.num_devices}{bounds}", f"{plan.on_h:,.1f}", f"{plan.busy_h:,.1f}"]
-    costs = (plan.on_cost, plan.busy_cost)
-    return cells + [money(cost, currency or "") for cost in costs if cost is not None]
+    if answer.no_cost_because is not None:
+        note(answer.no_cost_because)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.capacity.curve import Arrivals, DecodedJobs, LoadCurve, arrivals_of
-from alphaloop.capacity.fleet import PERIOD_S, BusyWindow, FleetRun, busiest, least_fleet
+from alphaloop.capacity.fleet import PERIOD_S, BusyWindow, FleetRun, busiest, least_fleet, work_by_period
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import AsAWorker, usual_request
 from alphaloop.prices import NO_PRICE, per_hour_at
@@ -21,7 +21,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
-from alphaloop.wording import how_many, span
+from alphaloop.wording import how_many, minute, money, one_line, span
 
 _WEEK: Final = timedelta(days=7)
 _HOUR_S: Final = 3600.0
@@ -45,6 +45,32 @@ class FleetPlan:
     busy_h: float = 0.0  #: device hours in which they decode
     on_cost: float | None = None  #: None without a price
     busy_cost: float | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """Its name; one that rests on an expectation says so."""
+        return one_line(self.name) + (" (expected)" if self.is_expected else "")
+
+    @property
+    def shown_devices(self) -> str:
+        """`3`, `3 [2 4]`, or `-` where it is not known."""
+        if self.fleet is None:
+            return "-"
+        return str(self.fleet.num_devices) + (f" [{self.devices[0]} {self.devices[1]}]" if self.devices else "")
+
+    def cells(self, currency: str | None) -> list[str]:
+        """Its row under `columns`; the name and `-` where it is not known."""
+        if self.fleet is None:
+            return [self.shown_name, self.shown_devices]
+        cells = [self.shown_name, self.shown_devices, f"{self.on_h:,.1f}", f"{self.busy_h:,.1f}"]
+        return cells + [money(cost, currency or "") for cost in (self.on_cost, self.busy_cost) if cost is not None]
+
+    @property
+    def why_unknown(self) -> str | None:
+        """A sentence; None where it is known."""
+        if not self.unknown_because:
+            return None
+        return f"{one_line(self.name)}: not known, because {one_line(self.unknown_because)}."
 
     def as_json(self) -> dict[str, Any]:
         """Its figures; null where they are not known."""
@@ -72,9 +98,33 @@ class TargetCapacity:
     span_s: float  #: from the beginning of the arrivals to the end of the time that was seen
     num_too_long: int  #: texts that would miss the deadline alone on a device; no fleet is planned for them
     curve: LoadCurve
+    arrived_s: Sequence[float]  #: seconds of full devices that arrived, by periods of `PERIOD_S` from the beginning
     busiest: BusyWindow
     plans: Sequence[FleetPlan]
     limits: Sequence[str]  #: what it cannot know, in sentences
+
+    def headline(self, deadline_s: float) -> str:
+        """What was seen, and what is asked."""
+        name = f"{one_line(self.seen.target)}: " if self.seen.target else ""
+        return f"{name}{how_many(self.seen.num_jobs, 'job')} in {span(self.span_s)}, each within {span(deadline_s)}"
+
+    @property
+    def busiest_sentence(self) -> str:
+        """When the most work came, and how much."""
+        window = self.busiest
+        return (
+            f"Busiest {span(window.length_s)}: from {minute(self.busiest_at)}, with the work of "
+            f"{window.num_devices:.2f} full devices."
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that belong to the figures, without `limits`."""
+        notes = [why for plan in self.plans if (why := plan.why_unknown) is not None]
+        notes.append(self.busiest_sentence)
+        if self.num_too_long:
+            notes.append(f"{how_many(self.num_too_long, 'text')} would take longer than that alone on a device.")
+        return notes
 
     @property
     def busiest_at(self) -> datetime:
@@ -95,6 +145,7 @@ class TargetCapacity:
                 {"running": load, "slowness": slow}
                 for load, slow in zip(self.curve.loads, self.curve.slowness, strict=True)
             ],
+            "arrived": {"period_s": PERIOD_S, "device_s": list(self.arrived_s)},
             "busiest": {
                 "begins_at": self.busiest_at,
                 "length_s": self.busiest.length_s,
@@ -126,6 +177,11 @@ class Capacity:
     limits: Sequence[str]  #: what no plan can know, in sentences
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the plans, after their names."""
+        return ("devices", "hours on", "busy", *(() if self.currency is None else ("cost on", "cost busy")))
+
+    @property
     def no_cost_because(self) -> str | None:
         """Why no money is shown; None where it is."""
         return f"{NO_PRICE} --price gives one here." if self.currency is None else None
@@ -154,6 +210,12 @@ def capacity(database: Database, settings: Settings, request: CapacityRequest, n
     limits = list(_ALWAYS)
     if num_jobs := store.num_ended_without_text(request.since, request.until):
         limits.insert(0, f"{how_many(num_jobs, 'job')} failed, expired or were cancelled: what they took is not in it.")
+    most = max((plan.fleet.num_devices for target in targets for plan in target.plans if plan.fleet), default=0)
+    if most > (num_partitions := settings.kafka.num_partitions):
+        limits.append(
+            f"{most} devices need at least {most} partitions of a topic; kafka.num_partitions is {num_partitions}, and "
+            "a worker without a partition gets nothing."
+        )
     return Capacity(request, None if prices.per_hour is None else prices.currency, targets, limits)
 
 
@@ -180,6 +242,7 @@ def _of_target(
         span_s=span_s,
         num_too_long=sum(coming.number for coming in arrivals if coming.alone_s > request.deadline_s),
         curve=planning.curve,
+        arrived_s=work_by_period(arrivals, planning.curve, num_slots=seen.most_running),
         busiest=busiest(arrivals, planning.curve, num_slots=seen.most_running, length_s=request.deadline_s),
         plans=plans,
         limits=_limits(seen, planning.curve, span_s),

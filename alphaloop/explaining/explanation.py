@@ -220,7 +220,7 @@ class AsAWorker:
         self._tasks, self._at, engine = settings.tasks, at, fleet.engine
         revisions = {drafter.name: drafter.revision for drafter in fleet.drafters}
         where = CostSubject(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
-        self._costs = CostStore(database).load(where)
+        self.costs: Final = CostStore(database).load(where)
         pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
         rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
         errors = ExpectationErrors(fleet.half_life, pairs)
@@ -244,7 +244,7 @@ class AsAWorker:
             self.posteriors,
             choices=_LastChoice(last),
             budgets=None,
-            costs=lambda: self._costs,
+            costs=lambda: self.costs,
             drafters=lambda: self.fleet.drafters,
             num_slots=self.fleet.num_slots,
             note=snapshots.append,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -27,6 +27,7 @@ from alphaloop.wording import (
     counts,
     harmless,
     how_many,
+    minute,
     named,
     rate,
     sentence,
@@ -42,6 +43,7 @@ _HOUR: Final = timedelta(hours=1)
 _SPARK: Final = (96.0, 24.0)
 _ROW, _NAMES, _AXIS = 24.0, 150.0, 40.0  # of plots with a row a task: height of a row, room for names and for the axis
 _WIDTH: Final = 480.0
+_WORK: Final = (380.0, 210.0)  # a panel of arrivals: as wide as a phone shows it at the letters' own size
 #: Ratios that may stand at the axis; those within the range are labelled.
 _TICKS: Final = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.11, 1.25, 1.5, 2.0, 4.0)
 _LEAST_RANGE: Final = math.log(1.25)
@@ -70,6 +72,30 @@ class RatioBar(NamedTuple):
     low: float
     high: float
     dots: Sequence[tuple[float, bool]]  #: ratio, and whether it is filled
+
+
+class FleetLine(NamedTuple):
+    """A fleet's size: what it is called, the least and the most that it may be, and whether it is only expected."""
+
+    name: str
+    num_devices: int
+    low: int
+    high: int
+    is_expected: bool
+
+
+class WorkOverTime(NamedTuple):
+    """Work that arrived, in full devices by steps of time, the fleets for it, and the window in which most of it came.
+
+    A window that begins before the last step and ends after it is drawn to the end.
+    """
+
+    begins_at: datetime
+    step: timedelta
+    devices: Sequence[float]  #: a step each
+    fleets: Sequence[FleetLine]
+    window: tuple[datetime, timedelta, float]  #: begin, length, full devices
+    window_name: str
 
 
 def sparkline(hours: Sequence[AcceptanceHour], now: datetime | None = None) -> Markup:
@@ -144,6 +170,72 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, label: str) -> Markup | 
             at = _within(box, math.log(at_ratio), -reach, reach)
             parts.append(_dot((at, y), 3.2, "dot" if is_filled else "dot hollow"))
     return _svg("plot", _WIDTH, box.bottom + _AXIS, label, parts)
+
+
+def work_over_time(work: WorkOverTime) -> Markup:
+    """Steps of work, a line for each size of a fleet, and the busiest window shaded; from 0 to the most of them."""
+    width, height = _WORK
+    box = Box(34.0, 26.0, width - 16, height - 24)
+    most = 1.12 * max(*work.devices, work.window[2], *(fleet.high for fleet in work.fleets), 1e-9)
+    length = work.step * len(work.devices)
+
+    def x(at: datetime) -> float:
+        return box.left + (box.right - box.left) * max(0.0, min(1.0, (at - work.begins_at) / length))
+
+    def y(devices: float) -> float:
+        return _within(Box(box.bottom, 0, box.top, 0), devices, 0.0, most)
+
+    parts = [_label("name", 2, 12, "full devices")]
+    row = Markup('<line class="grid" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/>')
+    for tick in _ticks(most):
+        parts += [
+            row.format(box.left, box.right, y(tick), y(tick)),
+            _label("to", box.left - 5, y(tick) + 4, f"{tick:g}"),
+        ]
+    begins, lasts, devices = work.window
+    left, right = x(begins), x(begins + lasts)
+    shade = Markup('<rect class="window" x="{:.1f}" y="{:g}" width="{:.1f}" height="{:g}"/>')
+    parts.append(shade.format(left, box.top, max(1.0, right - left), box.bottom - box.top))
+    corners = [(x(work.begins_at), y(0.0))]
+    for number, value in enumerate(work.devices):
+        corners += [(x(work.begins_at + edge * work.step), y(value)) for edge in (number, number + 1)]
+    corners.append((corners[-1][0], y(0.0)))
+    parts.append(Markup('<polygon class="work" points="{}"/>').format(_text(corners)))
+    parts.append(_line([(left, y(devices)), (max(right, left + 1), y(devices))], "mean"))
+    side, at = ("to", right) if left > (box.left + box.right) / 2 else ("from", left)
+    parts += [_label(side, at, box.top - 3, work.window_name), *_fleet_lines(work.fleets, box, y)]
+    last = work.begins_at + length
+    label = "; ".join(
+        (
+            f"Work that arrived from {minute(work.begins_at)} to {minute(last)}, at most {max(work.devices):.2f} full "
+            "devices",
+            work.window_name,
+            *(f"{fleet.name}: {how_many(fleet.num_devices, 'device')}" for fleet in work.fleets),
+        )
+    )
+    return _svg("plot", width, height, label, [*parts, _time_labels(box, work.begins_at, last)])
+
+
+def _fleet_lines(fleets: Sequence[FleetLine], box: Box, y: Callable[[float], float]) -> Iterator[Markup]:
+    """A line for each size with the names of its fleets, the lowest first; names that would touch stand higher."""
+    free = box.bottom - 3
+    for number in sorted({fleet.num_devices for fleet in fleets}):
+        of_size = [fleet for fleet in fleets if fleet.num_devices == number]
+        is_expected = all(fleet.is_expected for fleet in of_size)
+        yield _line([(box.left, y(number)), (box.right, y(number))], "fleet expected" if is_expected else "fleet")
+        at = min(free, y(number) - 3)
+        yield _label("to name over", box.right - 2, at, f"{_short(', '.join(f.name for f in of_size), 40)}: {number}")
+        free = at - 12
+        for fleet in of_size:
+            if fleet.low < fleet.high:
+                yield _line([(box.right + 5, y(fleet.low)), (box.right + 5, y(fleet.high))], "whisker")
+
+
+def _ticks(most: float) -> list[float]:
+    """At most five round numbers from 0 to `most`, evenly spaced."""
+    size = 10.0 ** math.floor(math.log10(most))
+    step = next(size * by for by in (0.2, 0.5, 1.0, 2.0, 5.0) if most / (size * by) < 5)
+    return [step * number for number in range(int(most / step) + 1)]
 
 
 def _course(history: Mapping[str, Any], box: Box, first: datetime, last: datetime) -> Markup:

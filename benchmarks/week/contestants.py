@@ -22,7 +22,7 @@ from worker.intake.polling import MAX_BUFFERED, MAX_WATERMARK_DISTANCE
 from worker.ordering.service_times import ServiceTimes
 from worker.ordering.sharing import FairShares
 
-NUM_PARTITIONS: Final = 4  #: of each topic
+LEAST_PARTITIONS: Final = 4  #: of each topic
 MAX_UNREAD_BYTES: Final = 64_000_000  #: worker.max_buffered_bytes
 
 
@@ -49,9 +49,13 @@ class Sent:
 
 
 class Log:
-    """Partitions, as Kafka keeps them: records in the order of arrival, and which of them are claimed and finished."""
+    """Partitions, as Kafka keeps them: records in the order of arrival, and which of them are claimed and finished.
 
-    def __init__(self) -> None:
+    Each topic has one for every worker at least, as in a real installation: a worker without a partition gets nothing.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_partitions = max(LEAST_PARTITIONS, num_workers)
         self.partitions: defaultdict[tuple[str, int], list[Sent]] = defaultdict(list)
         self._newest: dict[int, Sent] = {}
 
@@ -59,7 +63,11 @@ class Log:
         """A producer's message, or a job whose claim ended with its worker."""
         topic = f"jobs.{job.lane.task}" + (".high" if job.stream.is_high else "")
         self._newest[job.number] = sent = Sent(job)
-        self.partitions[topic, job.number % NUM_PARTITIONS].append(sent)
+        self.partitions[topic, self.partition_of(job)].append(sent)
+
+    def partition_of(self, job: WeekJob) -> int:
+        """Where its records are, in the topic of its task."""
+        return job.number % self.num_partitions
 
     def claim(self, job: WeekJob) -> None:
         """No other worker decodes it."""
@@ -95,7 +103,7 @@ class WorkerAdmission:
         self._mine = frozenset(mine)
         for where in [where for where in self._position if where[1] not in self._mine]:
             del self._position[where], self._low[where]
-        self.queue.discard(lambda job: job.number % NUM_PARTITIONS not in self._mine)
+        self.queue.discard(lambda job: self._log.partition_of(job) not in self._mine)
         for unread in self._unread.values():
             unread.discard(lambda delivery: delivery.record.partition not in self._mine)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from benchmarks.week.contestants import NUM_PARTITIONS, Admission, Clairvoyant, Log, WorkerAdmission
+from benchmarks.week.contestants import Admission, Clairvoyant, Log, WorkerAdmission
 from benchmarks.week.device import Decisions, Decoding, WeekDecisions, WeekDevice
 from benchmarks.week.world import DAY_S, Week, WeekJob
 
@@ -76,7 +76,7 @@ class Play:
         self._num_workers = num_workers
         decided = decisions or Decisions(week.table, seed)
         self._devices = [WeekDevice(week.table, decided) for _ in range(num_workers)]
-        self._log = Log()
+        self._log = Log(num_workers)
         self._clairvoyant = (
             Clairvoyant(week.table, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
         )
@@ -147,8 +147,7 @@ class Play:
             self._log.append(job)
 
     def _worker_of(self, number: int, alive: Sequence[int]) -> WorkerAdmission:
-        mine = [p for p in range(NUM_PARTITIONS) if alive[p % len(alive)] == number]
-        return WorkerAdmission(self._log, mine, self._knows)
+        return WorkerAdmission(self._log, self._partitions_of(number, alive), self._knows)
 
     def _die(self, now_s: float) -> list[WeekJob]:
         """The last worker dies. The others get its partitions, and its jobs again once their leases have run out."""
@@ -175,7 +174,10 @@ class Play:
 
     def _assign(self, alive: Sequence[int]) -> None:
         for number in alive:
-            mine = [p for p in range(NUM_PARTITIONS) if alive[p % len(alive)] == number]
             admission = self._admissions[number]
             assert isinstance(admission, WorkerAdmission)
-            admission.take_over(mine)
+            admission.take_over(self._partitions_of(number, alive))
+
+    def _partitions_of(self, number: int, alive: Sequence[int]) -> list[int]:
+        """What the group assigns to a worker."""
+        return [p for p in range(self._log.num_partitions) if alive[p % len(alive)] == number]

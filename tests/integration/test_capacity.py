@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -107,6 +108,17 @@ def test_a_fleet_for_a_deadline_its_hours_and_its_cost(cli: Cli, cli_environment
     assert cli("capacity", "--deadline", "30s", "--json").json["targets"][0]["num_too_long"] == 50
 
 
+def test_more_devices_than_partitions_are_named(
+    cli: Cli, cli_environment: None, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(database, [run_of(60, load=4.0) for _ in range(40)])
+    for num_partitions, is_short in ((1, True), (2, False)):
+        monkeypatch.setenv("ALPHALOOP_KAFKA__NUM_PARTITIONS", str(num_partitions))
+        limits = cli("capacity", "--deadline", "5m", "--json").json["limits"]
+        assert any("2 devices need at least 2 partitions" in limit for limit in limits) == is_short
+        assert ("2 devices need" in " ".join(cli("capacity", "--deadline", "5m").out.split())) == is_short
+
+
 def test_vanilla_takes_as_much_longer_as_was_measured(cli: Cli, cli_environment: None, database: Database) -> None:
     recorded(database, [run_of(minutes, mode=Mode.SPECULATIVE) for minutes in range(60)])
     (target,) = cli("capacity", "--deadline", "1h", "--json").json["targets"]
@@ -181,6 +193,42 @@ def test_a_screen_of_80_columns_says_what_is_not_known(
     priced = cli("capacity", "--deadline", "4h", "--price", "12345.67").out
     assert priced.count("EUR") >= 4
     assert max(map(len, priced.splitlines())) <= 80
+
+
+def test_a_picture_shows_the_figures_of_the_terminal(
+    cli: Cli, cli_environment: None, database: Database, tmp_path: Path
+) -> None:
+    """A panel for each target, with its names escaped; work, fleets and the busiest window as in the JSON."""
+    hostile = replace(run_of(3), target="<script>alert(1)</script>\x1b[31m")
+    recorded(
+        database, [*(run_of(minutes) for minutes in range(10)), *(run_of(60, load=4.0) for _ in range(40)), hostile]
+    )
+    page = tmp_path / "fleets.html"
+    asked = ("capacity", "--deadline", "5m")
+    assert page.as_uri() in cli(*asked, "--picture", str(page)).err
+    drawn = page.read_text()
+    assert drawn.count("<svg") == drawn.count("full devices</text>") == 2
+    assert "<script" not in drawn
+    assert "http" not in drawn
+    targets = cli(*asked, "--json").json["targets"]
+    shown = cli(*asked).out
+    for target in targets:
+        assert target["arrived"]["device_s"][-1] > 0, "it ends with the last arrival"
+        assert f"busiest 5 min: {target['busiest']['num_devices']:.2f}</text>" in drawn
+    small = next(target for target in targets if target["target"] == "small")
+    work_s = sum(small["arrived"]["device_s"])
+    assert work_s == pytest.approx((10 * 60 + 40 * 60) / 4, rel=0.01), "of full devices: four run in the time of one"
+    for text_of_both in (
+        "small: 50 jobs in",
+        f"{small['busiest']['num_devices']:.2f} full devices",
+        "No device decoded",
+    ):
+        assert text_of_both in " ".join(shown.split())
+        assert text_of_both in drawn
+    assert "as now, vanilla: 2</text>" in drawn
+    assert cli(*asked, "--picture", "-").out.rstrip().endswith("</html>")
+    assert cli(*asked, "--picture", str(tmp_path / "none" / "page.html")).code == 1
+    assert cli(*asked, "--picture", "-", "--json").code == 2
 
 
 def test_times_and_options_that_cannot_be(cli: Cli, cli_environment: None, database: Database) -> None:

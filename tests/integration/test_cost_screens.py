@@ -69,6 +69,9 @@ def test_every_screen_says_the_same_of_a_batch_and_its_jobs(
         assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
         assert visitor.read(f"/batch.json?id={done.id}")["spent"] == spent
         assert stack_cli("batch", "status", done.id, "--json").json["spent"] == spent
+        (listed,) = stack_cli("batch", "list", "--json").json
+        assert listed["spent"] == spent
+        assert stack_cli("batch", "list").out.split()[-1] == "EUR"
         own = {"device_s": of_job, "cost": pytest.approx(of_job), "currency": "EUR"}
         assert visitor.get(f"/job.json?id={job_id}").data["spent"] == own
         assert [job["spent"] for job in stack_cli("job", job_id, "--json").json] == [own]

@@ -32,6 +32,7 @@ UNKNOWN: Mapping[str, tuple[str, ...]] = {
     "erase": ("erase --job nosuch --yes", "erase --segment nosuch --yes", "erase --job nosuch --dry-run --json"),
     "explain": ("explain nosuch", "explain --job nosuch"),
     "replay": ("replay --task nosuch",),
+    "advise": ("advise nosuch", "advise nosuch --json"),
     "capacity": ("capacity --deadline 4h --drafter nosuch", "capacity --deadline 4h --drafter nosuch --json"),
     "enqueue": ("enqueue --task nosuch --prompt x", "enqueue --task code --file nosuch"),
     "measure": ("measure --prompts nosuch", "measure --prompts FILE --task nosuch"),

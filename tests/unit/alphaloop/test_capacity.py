@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.capacity.curve import Arrivals, DecodedJobs, LoadCurve, arrivals_of
-from alphaloop.capacity.fleet import PERIOD_S, FleetRun, busiest, least_fleet, play
+from alphaloop.capacity.fleet import PERIOD_S, FleetRun, busiest, least_fleet, play, work_by_period
 
 CURVE = LoadCurve((1.0, 4.0, 8.0), (1.0, 1.3, 2.0))
 FLAT = LoadCurve((1.0, 8.0), (1.0, 1.0))
@@ -125,6 +125,16 @@ def test_the_busiest_window_has_the_most_work_of_full_devices() -> None:
     assert (window.begins_s, window.device_s) == pytest.approx((4000.0, 140 * 2.0 / 8)), "the end is not in it"
     longer = busiest(found, CURVE, num_slots=8, length_s=3601.0)
     assert (longer.begins_s, longer.num_devices) == pytest.approx((4000.0, 190 * 2.0 / 8 / 3601))
+
+
+@given(arrivals, slots)
+def test_work_by_periods_is_all_the_work_of_full_devices(found: list[Arrivals], num_slots: int) -> None:
+    work = work_by_period(found, CURVE, num_slots=num_slots)
+    assert math.fsum(work) == pytest.approx(hours_alone(found) * CURVE.at(num_slots) / num_slots)
+    assert len(work) == 1 + int(found[-1].at_s / PERIOD_S)
+    assert all(
+        (work[period] > 0) == any(int(each.at_s / PERIOD_S) == period for each in found) for period in range(len(work))
+    )
 
 
 def test_the_curve_is_measured_within_tasks_whatever_ran_when() -> None:
