@@ -155,7 +155,7 @@ def summary(played: Mapping[str, Played]) -> dict[str, Any]:
     alone, full = played[ALONE], played[NO_RESERVE]
     found = {}
     for name, turn in played.items():
-        row: dict[str, float | None] = {}
+        row: dict[str, float] = {}
         for what in ("first_token_s", "end_to_end_s"):
             for share in (0.5, 0.95):
                 seconds = percentile(getattr(turn, what), share)
@@ -220,6 +220,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
                     asyncio.run(_wait_until_busy(asked))
                 played[name] = asyncio.run(play_online(asked, arrivals, options, priority))
             console.print(f"{name}: batch {played[name].batch_tokens_per_s:.1f} tokens/s")
+            if not played[name].first_token_s or (name == NO_RESERVE and not played[name].num_batch_tokens):
+                raise RuntimeError(f"{name}: expected tokens, found none: is the machine busy with something else?")
     found = {"conditions": conditions, **summary({name: played[name] for name in contestants})}
     _show(found)
     return found
