@@ -27,6 +27,7 @@ from alphaloop.server_identity import EngineIdentity as EngineIdentity
 from alphaloop.server_identity import Granularity
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import DrafterSettings
+from alphaloop.wording import how_many
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
 MOST_WAITING: Final = 256
@@ -297,11 +298,13 @@ class Load:
     #: Running jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
     waiting: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()  #: of those that wait, jobs whose servers are all away
+    #: Running jobs that wait because servers are kept free for other clients. Each keeps its slot.
+    held: frozenset[str] = frozenset()
 
     @property
     def num_decoding(self) -> int:
         """Sequences that run and do not wait."""
-        return self.num_running - len(self.waiting)
+        return self.num_running - len(self.waiting | self.held)
 
     @property
     def num_free(self) -> int:
@@ -507,6 +510,19 @@ EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
 
 @dataclass(frozen=True, slots=True)
+class HeldRequests:
+    """Requests that wait while an endpoint takes nothing new, for the sake of its other clients."""
+
+    num: int
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        """`8 jobs held for others: 3 of 16 places are free, 4 stay free`."""
+        return f"{how_many(self.num, 'job')} {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointStatus:
     """How an endpoint is, for metrics and `status`."""
 
@@ -521,6 +537,8 @@ class EndpointStatus:
     num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
     is_obeying: bool = True  #: whether it does as requests ask, as far as is known
     num_others: float | None = None  #: requests of other clients there; None where it did not report them lately
+    num_kept: int = 0  #: places that stay free for these
+    held: HeldRequests | None = None  #: what waits for the sake of these
 
     @property
     def is_whole_load_known(self) -> bool:

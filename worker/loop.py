@@ -289,9 +289,10 @@ class Worker:
         if self.engine.can_redraft:
             load, num_texts = self.engine.load(), sum(job.ready.prepared.sampling.n for job in jobs)
             return min(load.num_decoding + num_texts, load.num_slots)
-        num_running = self.running.num_decoding + len(jobs)
-        num_soon = self.running.num_decoding + num_startable + self.feed.num_in_turn
-        return max(num_running, min(num_soon, self.engine.load().num_slots))
+        load, num_decoding = self.engine.load(), self.running.num_decoding
+        num_soon = num_decoding + num_startable + self.feed.num_in_turn
+        # Slots of jobs that are held stand for places that others have.
+        return max(num_decoding + len(jobs), min(num_soon, load.num_slots - len(load.held)))
 
     def _start_lane(self, jobs: Sequence[ClaimedJob], *, num_running: int, alone: bool = False) -> int:
         """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.

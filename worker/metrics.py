@@ -303,6 +303,12 @@ _OF_EACH: Final[tuple[tuple[str, str, Callable[[EndpointStatus], float | None]],
         "Requests of other clients at the server, where it tells its load",
         lambda status: status.num_others,
     ),
+    ("kept", "Places that stay free for requests of other clients", lambda status: status.num_kept),
+    (
+        "held",
+        "Requests that wait while the server gets nothing new, for the sake of other clients",
+        lambda status: status.held.num if status.held else 0,
+    ),
 )
 _STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
 

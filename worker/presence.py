@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.engine import Step
+from alphaloop.engine import AsksServers, Engine, HeldRequests, Step
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.database import Listener
@@ -133,9 +133,16 @@ def open_presence(
         owner=base.owner,
         sampling_defaults=engine.sampling_defaults.sentence(),
         num_held=lambda: leases.num_held,
-        setup=lambda: WorkerSetup(facts, tuple(engine.drafters), engine.unserved(()), default_model(), can),
+        setup=lambda: WorkerSetup(
+            facts, tuple(engine.drafters), engine.unserved(()), default_model(), can, held=_held(engine)
+        ),
         clock=time.monotonic,
     )
+
+
+def _held(engine: Engine) -> dict[str, HeldRequests]:
+    endpoints = engine.endpoints() if isinstance(engine, AsksServers) else ()
+    return {endpoint.name: endpoint.held for endpoint in endpoints if endpoint.held is not None}
 
 
 #: How soon the thread notices that it has to end, and its pause while the database is away.

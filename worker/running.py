@@ -136,6 +136,12 @@ class RunningJobs:
     @property
     def num_decoding(self) -> int:
         """Jobs in the engine that do not wait for a server."""
+        load = self._engine.load()
+        return len(self._running) - len(load.waiting | load.held)
+
+    @property
+    def _num_to_end(self) -> int:
+        """Jobs that may be decoded at any moment: also those that are held for the sake of others."""
         return len(self._running) - len(self._engine.load().waiting)
 
     @property
@@ -145,13 +151,13 @@ class RunningJobs:
 
     def num_free(self) -> int:
         """How many other jobs may start now."""
-        if self._to_run_alone or (self._is_alone and self.num_decoding):
+        if self._to_run_alone or (self._is_alone and self._num_to_end):
             return 0
         return self._engine.load().num_free
 
     def next_alone(self) -> ClaimedJob | None:
-        """The job that runs alone next, once nothing else is decoded. Jobs may wait for a server meanwhile."""
-        return self._to_run_alone.popleft() if self._to_run_alone and not self.num_decoding else None
+        """The job that runs alone next, once nothing else is decoded. Jobs may wait for their servers meanwhile."""
+        return self._to_run_alone.popleft() if self._to_run_alone and not self._num_to_end else None
 
     def run_alone_later(self, claimed: Iterable[ClaimedJob]) -> None:
         """These run one by one, when what runs has ended."""
@@ -187,7 +193,8 @@ class RunningJobs:
 
         Raises EngineSick where the engine says so itself; its jobs stay here.
         """
-        waiting = self._engine.load().waiting
+        load = self._engine.load()
+        waiting = load.waiting | load.held
         lines = tuple(job.line for job_id, job in self._running.items() if job_id not in waiting)
         if (failure := self._redraft_failure) is not None:
             return self._after_failure(failure, lines)

@@ -221,12 +221,16 @@ def told_of_waiting(tasks: Sequence[TaskFigures], waiting: Mapping[str, int]) ->
 
 
 def told_of(workers: Sequence[SeenWorker]) -> list[str]:
-    """What needs a look: drafters that are asked no more, and several revisions of one target."""
+    """What needs a look: drafters that are asked no more, jobs held for others, several revisions of one target."""
     sentences, by_target = list[str](), dict[str, Counter[str]]()
     for worker in heard_lately(workers):
         if (setup := worker.load.setup) is not None:
             sentences += [
                 f"worker {worker.load.owner} does not ask {name} for {why}" for name, why in setup.ended.items()
+            ]
+            sentences += [
+                f"worker {worker.load.owner} sends {name} nothing new, {held.sentence}"
+                for name, held in setup.held.items()
             ]
             by_target.setdefault(worker.load.target, Counter())[setup.facts.target_revision] += 1
     for target, revisions in by_target.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -12,6 +13,9 @@ from alphaloop.server_identity import ServerKind
 from alphaloop.settings.section import Section
 
 EXAMPLE: Final = "http://localhost:8000/v1"
+#: Kinds of servers that report how many requests they have, without another address.
+REPORTS_LOAD: Final[tuple[ServerKind, ...]] = ("vllm", "sglang", "llama_cpp")
+_ROUNDING: Final = 1e-9
 
 
 def refuse_address(url: str) -> str:
@@ -59,7 +63,10 @@ class EndpointSettings(Section):
     switches_drafts: bool = (
         False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
     )
-    max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
+    max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once; with a reserve, of all clients together
+    reserve: float = Field(
+        0.0, ge=0.0, lt=1.0
+    )  #: share of max_requests that stays free for other clients, whose load the server has to report
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
 
     @property
@@ -79,13 +86,18 @@ class EndpointSettings(Section):
         return tuple(name for name in (self.drafter, self.lookup_drafter) if name is not None)
 
     @property
+    def num_kept(self) -> int:
+        """Places of `max_requests` that stay free for other clients: at least the reserve."""
+        return math.ceil(self.reserve * self.max_requests - _ROUNDING)
+
+    @property
     def counted(self) -> Literal["", "counters", "reached", "sums"]:
         """How its drafts are counted, where that is not round by round: evidence of another kind has another name.
 
         By the server's counters; by the positions that rounds reached, because their k is not known; by sums of each
         request, whose spread over the positions is estimated.
         """
-        if self.metrics_url is not None:
+        if self.metrics_url is not None and self.drafter is not None:
             return "counters"
         if self.varies_drafts:
             return "reached"
@@ -100,8 +112,10 @@ class EndpointSettings(Section):
     def _drafts_with_a_k(self) -> Self:
         if (self.drafter is None) != (self.num_draft_tokens is None):
             raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
-        if self.metrics_url is not None and self.drafter is None:
-            raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
+        if self.metrics_url is not None and self.drafter is None and not self.reserve:
+            raise ValueError(
+                "expected metrics_url with a drafter or a reserve only: there is nothing to count where nothing drafts"
+            )
         if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):
             raise ValueError(
                 'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
@@ -121,5 +135,21 @@ class EndpointSettings(Section):
         if self.switches_drafts and self.metrics_url is not None:
             raise ValueError(
                 "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reserve_of_known_loads(self) -> Self:
+        if not self.reserve:
+            return self
+        if self.metrics_url is None and self.kind not in REPORTS_LOAD:
+            raise ValueError(
+                f"expected reserve only with a kind of {', '.join(REPORTS_LOAD)}, or with metrics_url: no page is "
+                f"known on which a server of kind {self.kind} reports how many requests it has"
+            )
+        if self.num_kept >= self.max_requests:
+            raise ValueError(
+                f"expected a reserve that leaves a place, found {self.reserve:g} of max_requests = "
+                f"{self.max_requests}: the share is rounded up to whole places"
             )
         return self

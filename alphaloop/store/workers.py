@@ -20,6 +20,7 @@ from sqlalchemy import JSON, Connection, bindparam, text
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, session_content
+from alphaloop.engine import HeldRequests
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity, shown_device
 from alphaloop.settings.task import Bindings
@@ -69,10 +70,12 @@ class WorkerSetup:
     ended: Mapping[str, str] = field(default_factory=dict)
     default_model: str | None = None  #: as its tasks.toml says; None: it reads the topics of every task
     can: Capabilities | None = None
+    held: Mapping[str, HeldRequests] = field(default_factory=dict)  #: by endpoint, what waits for the sake of others
 
     def as_json(self) -> str:
         """For the database."""
         own = {"ended": dict(self.ended), "default_model": self.default_model, "can": self.can and asdict(self.can)}
+        own["held"] = {name: asdict(held) for name, held in self.held.items()}
         return json.dumps({**session_content(self.facts, self.drafters), **own})
 
     @classmethod
@@ -143,6 +146,7 @@ class SeenWorker:
             ]
             if setup
             else None,
+            "held": {name: asdict(held) for name, held in setup.held.items()} if setup else None,
             "num_running": len(self.load.tokens),
             "started_at": self.started_at,
             "seen_at": self.seen_at,

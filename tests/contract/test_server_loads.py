@@ -22,8 +22,9 @@ from tests.fixtures.inference_server import (
 )
 from tests.fixtures.models import VANILLA, finish, make_job
 from worker.servers.client import ServerClient
-from worker.servers.counters import LoadWatch, ask_num_present
+from worker.servers.counters import LoadWatch, ask_present
 from worker.servers.engine import ServerEngine
+from worker.servers.load import Present
 
 #: Three requests run at each of two engines, and four wait at the second.
 ENGINE_0 = MetricsPage(num_strangers=2).text(1)
@@ -37,21 +38,23 @@ SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 WITHIN = 1.01
 
 
-def asked(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
-    return ask(answer, ask_num_present, kind)
+def asked(kind: ServerKind, answer: Answer) -> tuple[Present | None, InferenceServer]:
+    return ask(answer, ask_present, kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "answer", "path"),
+    ("kind", "answer", "path", "present"),
     [
-        ("vllm", whole(VLLM, content_type="text/plain; version=0.0.4"), "/metrics"),
-        ("llama_cpp", whole(LLAMA_CPP, content_type="text/plain; version=0.0.4"), "/metrics"),
-        ("sglang", whole(SGLANG), "/v1/loads?include=core"),
+        ("vllm", whole(VLLM, content_type="text/plain; version=0.0.4"), "/metrics", Present(6, 4)),
+        ("llama_cpp", whole(LLAMA_CPP, content_type="text/plain; version=0.0.4"), "/metrics", Present(8, 2)),
+        ("sglang", whole(SGLANG), "/v1/loads?include=core", Present(8, 2)),
     ],
 )
-def test_each_kind_is_asked_on_its_own_page_with_its_key(kind: ServerKind, answer: Answer, path: str) -> None:
+def test_each_kind_is_asked_on_its_own_page_with_its_key(
+    kind: ServerKind, answer: Answer, path: str, present: Present
+) -> None:
     found, server = asked(kind, answer)
-    assert found == 10
+    assert found == present
     assert [(asked.method, asked.path) for asked in server.asked] == [("GET", path)]
     assert server.asked[0].headers["authorization"] == "Bearer hunter2"
 

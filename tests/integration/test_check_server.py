@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,9 @@ from tests.fixtures.inference_server import (
     whole,
 )
 from tests.fixtures.server_replies import openai, streamed
+from worker.servers.http import endpoint_of
 from worker.servers.load import RequestKind
+from worker.servers.testing import check_server
 
 MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}
 
@@ -134,6 +137,38 @@ def test_it_says_whether_a_server_tells_its_load(
 
     found_verdict, found_sentence = found(check(answer, kind))["load"]
     assert (found_verdict, found_sentence.startswith(sentence)) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("page", "verdict", "sentence"),
+    [
+        (MetricsPage().text(2), "ok", "it has 2 requests now; 4 of 16 places stay free for others"),
+        (
+            MetricsPage().text(2).replace("waiting{engine", "waiting 3.0\nother{engine"),
+            "ok",
+            "it has 5 requests now, 3 of them wait; 4 of 16 places stay free for others",
+        ),
+        (
+            "",
+            "warning",
+            "it does not report how many requests it has: expected vllm:num_requests_running on the page of metrics, "
+            "found none; with a reserve nothing is sent there until it does; start it without --disable-log-stats, and "
+            "let its /metrics through",
+        ),
+    ],
+    ids=["known", "some wait", "not known"],
+)
+def test_it_says_what_a_reserve_makes_of_the_load(page: str, verdict: str, sentence: str) -> None:
+    speaks = speaking(server_replies.of("vllm"))
+
+    async def answer(connection: Connection) -> None:
+        metrics = whole(page.encode(), content_type="text/plain")
+        await (metrics if connection.asked.path == "/metrics" else speaks)(connection)
+
+    with listening_beside(answer) as server:
+        checked = asyncio.run(check_server(endpoint_of(server.url, "vllm", reserve=0.25)))
+    (load,) = (finding for finding in checked.findings if finding.check == "load")
+    assert (load.verdict, load.sentence) == (verdict, sentence)
 
 
 def test_it_says_what_a_stop_string_takes_away() -> None:

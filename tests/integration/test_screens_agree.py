@@ -20,6 +20,7 @@ from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.engine import HeldRequests
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
@@ -250,6 +251,27 @@ def test_servers_are_named_by_what_serves_and_where_on_every_screen(
         words = " ".join(shown.split())
         assert "vllm-0.32.0 at gpu-1" in words, name
         assert "12ab34cd" not in words, name
+
+
+def test_jobs_held_for_other_clients_are_on_every_screen_of_workers(
+    cli: Cli,
+    cli_environment: None,
+    twelve_jobs: Database,
+    database_url: SecretStr,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    limit_requests(monkeypatch, 0.2)
+    facts = SessionFacts("w", "gpu-1", f"{SERVERS}12ab34cd", "vllm-0.32.0", TARGET, 3, timedelta(days=3), 0.07)
+    held = HeldRequests(8, "held for others: 3 of 16 places are free, 4 stay free")
+    setup = WorkerSetup(facts, (), held={"shared": held})
+    WorkerStore(twelve_jobs).say(WorkerLoad("w", facts.device, "my-target", 3, 0, 0, {}, setup=setup))
+    with console(database_url) as visitor:
+        page, told = visitor.get("/now").text, visitor.get("/now.json").data
+    assert held.sentence in " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert f"worker w sends shared nothing new, {held.sentence}" in " ".join(cli("status").err.split())
+    for workers in (told["workers"], cli("status", "--json").json["workers"]):
+        assert [worker["held"] for worker in workers] == [{"shared": {"num": 8, "reason": held.reason}}]
 
 
 def test_one_choice_has_one_reason_on_every_screen(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
 
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.engine import Sampling
+from alphaloop.engine import EndpointStatus, HeldRequests, Sampling
 from alphaloop.errors import EngineSick
 from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.inside_vllm.measuring import as_json
@@ -21,6 +23,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.drift import content, record_probes, register_probe_set
 from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
@@ -317,3 +320,75 @@ def test_only_probes_controls_and_forced_jobs_wait_for_a_full_route(reason: Reas
         assert {name: server.num_texts - before[name] for name, server in servers.items()} == (
             {"plain": 0, "speculative": 2} if waits else {"plain": 1, "speculative": 1}
         )
+
+
+def test_jobs_wait_while_others_fill_their_server_and_go_on_when_these_have_left(
+    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four places, of which one stays free: others come, their number is not known for a while, and they leave."""
+    monkeypatch.setattr("worker.servers.counters.EVERY_S", 0.02)
+    monkeypatch.setattr("worker.servers.counters.SELDOM_S", 0.02)
+    monkeypatch.setattr("worker.servers.load.PEAK_S", 0.5)
+    monkeypatch.setattr("worker.servers.load.FRESH_S", 0.4)
+    server = ServedEngine(FakeEngine(), round_s=0.001)
+    client = Client(worker_settings)
+
+    def status() -> EndpointStatus:
+        return engine.endpoints()[0]
+
+    with engine_over({"shared": server}, reserve=0.25) as engine, running_worker(worker_settings, engine) as running:
+        assert engine.load().num_slots == 3
+        client.send("code", [job(number) for number in range(8)])
+        client.results(8)
+        server.metrics.num_strangers = 3
+        until(lambda: status().num_others == 3, "the others are known")
+        num_texts = server.num_texts
+        client.send("code", [job(number) for number in range(8, 14)])
+        until(lambda: (held := status().held) is not None and held.num == 3, "the engine holds as many as it has slots")
+        held = status().held
+        assert held is not None
+        assert held.reason == "held for others: 1 of 4 places are free, 1 stay free"
+        assert (status().state, status().limit, status().num_in_flight, server.num_texts) == ("up", 0, 0, num_texts)
+        assert (engine.load().num_decoding, engine.load().num_free) == (0, 0)
+        sample = running.worker.metrics.registry.get_sample_value
+        labels = {"endpoint": "shared", "drafter": ""}
+        assert [sample(f"alphaloop_endpoint_{name}", labels) for name in ("held", "kept")] == [3, 1]
+        late = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+        client.send("code", [job(14, deadline=late)])
+        until(lambda: shown(database) == {"shared": held}, "the worker's row says so")
+        server.metrics.num_strangers, server.metrics.is_missing = 0, True
+        reason = "held: the server has not reported its load for"
+        until(lambda: (held := status().held) is not None and held.reason.startswith(reason), "its load is not known")
+        assert server.num_texts == num_texts
+        server.metrics.is_missing = False
+        by_job = {result.job_id: result for result in client.results(15)}
+        assert status().held is None
+    assert by_job.pop("job-14").status is Status.EXPIRED
+    assert {result.status for result in by_job.values()} == {Status.SUCCEEDED}
+    assert set(attempts(database).values()) == {(1, 0)}
+
+
+def test_a_worker_that_ends_gives_back_what_it_holds_for_others_at_once(
+    worker_settings: Settings, database: Database
+) -> None:
+    server = ServedEngine(FakeEngine(), round_s=0.001)
+    server.metrics.num_strangers = 9
+    client = Client(worker_settings)
+    with engine_over({"shared": server}, reserve=0.25) as engine:
+        with running_worker(worker_settings, engine):
+            client.send("code", [job(number) for number in range(3)])
+            until(lambda: len(engine.load().held) == 3, "all of them wait for the others to leave")
+            ended = time.monotonic()
+        assert time.monotonic() - ended < worker_settings.worker.drain_s / 2
+    assert database.rows(text("SELECT status, num_failures, num_crashes FROM jobs WHERE status <> 'running'")) == []
+    server.metrics.num_strangers = 0
+    with engine_over({"shared": server}) as engine, running_worker(worker_settings, engine):
+        assert {result.status for result in client.results(3)} == {Status.SUCCEEDED}
+
+
+def shown(database: Database) -> Mapping[str, HeldRequests]:
+    """What the worker's row says of jobs that are held."""
+    (worker,) = WorkerStore(database).seen()
+    assert worker.load.setup is not None
+    assert worker.as_json()["held"] == {name: asdict(held) for name, held in worker.load.setup.held.items()}
+    return worker.load.setup.held

@@ -254,11 +254,13 @@ def calibrate_servers(
 def steps(engine: Engine) -> Iterator[list[Shape]]:
     """Shapes in the order in which they are asked, the most useful first; a step's shapes are one for each route.
 
-    The largest load of a server is its share of the engine's slots.
+    The largest load of a server is its share of the engine's slots; 1 where a server is kept free for other clients.
     """
     num_vanilla = max((drafter.num_vanilla_endpoints for drafter in engine.drafters), default=1)
-    num_endpoints = len(engine.endpoints()) if isinstance(engine, AsksServers) else 1
-    most = max(1, engine.load().num_slots // max(1, num_endpoints))
+    endpoints = engine.endpoints() if isinstance(engine, AsksServers) else ()
+    most = max(1, engine.load().num_slots // max(1, len(endpoints)))
+    if any(endpoint.num_kept for endpoint in endpoints):
+        most = 1
     length = engine.identity.context_length
     near, far = (min(context, length // 2) for context in (BASE_CONTEXT, FAR_CONTEXT))
 

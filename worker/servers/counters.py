@@ -7,10 +7,10 @@ What its counters moved by is evidence of one evidence key of ours if all reques
 and were alone there. Between two slices nothing of ours runs, so the reading at the end of one is the beginning of the
 next.
 
-`LoadWatch` asks each server twice a second how many requests it has, so that those of other clients are known. No
-request waits for it. It asks while jobs of this worker are at a server or were a moment ago, and only where there are
-two routes: nothing is on trial elsewhere. SGLang is asked at `/v1/loads`, which needs no option: its gauges for
-Prometheus are renewed only every 40 rounds.
+`LoadWatch` asks each server twice a second how many requests it has, so that those of other clients are known. It asks
+while jobs of this worker are at a server or were a moment ago, or wait for one with a reserve, and only where that
+matters: where there are two routes, so that something is on trial, and where the endpoint has a reserve. SGLang is
+asked at `/v1/loads`, which needs no option: its gauges for Prometheus are renewed only every 40 rounds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from worker.servers.client import ServerClient
 from worker.servers.draft_counts import proposed_by_position
 from worker.servers.fleet import Fleet
 from worker.servers.forms import Count, Form, read_form
+from worker.servers.load import Present
 from worker.servers.replies import Reply
 
 log = logging.getLogger(__name__)
@@ -343,12 +344,16 @@ EVERY_S: Final = 0.5
 SELDOM_S: Final = 60.0
 
 
+#: What follows for an endpoint with a reserve where the server does not report its load.
+NOTHING_SENT: Final = "; with a reserve nothing is sent there until it does"
+
+
 class LoadWatch:
     """The pages of all servers of a fleet. One event loop uses it."""
 
     def __init__(self, clients: Mapping[str, ServerClient], fleet: Fleet, *, clock: Callable[[], float]) -> None:
         has_choice = len({route for server in fleet.servers.values() for route in server.routes}) > 1
-        self._clients = dict(clients) if has_choice else {}
+        self._clients = {name: client for name, client in clients.items() if has_choice or client.endpoint.reserve}
         self._fleet, self._clock = fleet, clock
         self._failing: set[str] = set()
 
@@ -366,40 +371,42 @@ class LoadWatch:
     async def _ask(self, name: str) -> float:
         """Ask once; seconds from its beginning until it is asked again."""
         client, places = self._clients[name], self._fleet.members[name].places
-        before = places.num_in_flight
+        before = places.num_texts
         try:
-            num_present = await ask_num_present(client)
+            present = await ask_present(client)
         except AlphaloopError as error:
             return self._failed(name, error)
         except Exception as error:
             log.error("asking %s for its load failed", name, exc_info=error, extra={"action": "load_raised"})
             return SELDOM_S
-        if num_present is None:
+        if present is None:
             return SELDOM_S
         # It counted at some moment in between.
-        places.reported(num_present, (before + places.num_in_flight) / 2)
+        places.reported(present, (before + places.num_texts) / 2)
         if name in self._failing:
             self._failing.discard(name)
             log.info("%s reports its load", name, extra={"action": "load_told", "endpoint": name})
         return EVERY_S
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
-        if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
-            self._fleet.members[name].places.reported(0, 0)  # what takes no connection has no requests
+        endpoint = self._clients[name].endpoint
+        if isinstance(error, ServerUnreachable) and endpoint.has_own_metrics:
+            self._fleet.members[name].places.reported(Present(0, 0), 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
             extra = {"action": "load_not_told", "endpoint": name, "code": error.code}
-            log.info("%s does not report its load: %s", name, error.message, extra=extra)
+            level, effect = (logging.WARNING, NOTHING_SENT) if endpoint.reserve else (logging.INFO, "")
+            log.log(level, "%s does not report its load: %s%s", name, error.message, effect, extra=extra)
         return EVERY_S if isinstance(error, ServerUnavailable) else SELDOM_S
 
 
-async def ask_num_present(client: ServerClient) -> int | None:
+async def ask_present(client: ServerClient) -> Present | None:
     """Requests of all clients that run or wait there now; None for a server that has no page for it.
 
     Raises ServerError, which is RequestRefused where the page was not turned on.
     """
     url = load_url(client.endpoint)
-    return None if url is None else num_present_on(client.endpoint, await client.page(url))
+    return None if url is None else present_on(client.endpoint, await client.page(url))
 
 
 def load_url(endpoint: EndpointSettings) -> str | None:
@@ -415,15 +422,15 @@ def load_url(endpoint: EndpointSettings) -> str | None:
             return endpoint.metrics_url  # in vLLM's form, as its counters are
 
 
-def num_present_on(endpoint: EndpointSettings, page: bytes) -> int:
+def present_on(endpoint: EndpointSettings, page: bytes) -> Present:
     """Requests of all clients that run or wait there. Raises ReplyInvalid."""
     if endpoint.kind == "sglang":
         if not (loads := read_form(_Loads, page).loads):
             raise ReplyInvalid("expected the load of at least one rank, found none")
-        return sum(rank.num_running_reqs + rank.num_waiting_reqs for rank in loads)
-    names = _NAMES_OF.get(endpoint.kind, _VLLM)
-    by_name = values(page.decode(errors="replace"), names.present, hint="is the server of the kind that was named?")
-    return sum(number for by_label in by_name.values() for number in by_label.values())
+        return Present(sum(rank.num_running_reqs for rank in loads), sum(rank.num_waiting_reqs for rank in loads))
+    names = _NAMES_OF.get(endpoint.kind, _VLLM).present
+    by_name = values(page.decode(errors="replace"), names, hint="is the server of the kind that was named?")
+    return Present(*(sum(by_name[name].values()) for name in names))
 
 
 class _RankLoad(Form):

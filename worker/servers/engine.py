@@ -142,7 +142,7 @@ class ServerEngine(Engine):
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
         self._alarms: tuple[UnansweredAlarm, ...] = ()
-        self._num_slots = sum(server.max_requests for server in self._servers)
+        self._num_slots = sum(server.most_ours for server in self._servers)
         self._thread = thread
         self._clients = {
             server.name: ServerClient(server.endpoint, context_length=server.context_length, adapters=server.adapters)
@@ -301,10 +301,11 @@ class ServerEngine(Engine):
     def load(self) -> Load:
         """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""
         running, in_line = self._running, self._sending.in_line
-        waiting, absent = (
-            frozenset(filter(running.__contains__, job_ids)) for job_ids in (in_line.waiting, in_line.absent)
+        waiting, absent, held = (
+            frozenset(filter(running.__contains__, job_ids))
+            for job_ids in (in_line.waiting, in_line.absent, in_line.held)
         )
-        return Load(len(running), self._num_slots, waiting, absent)
+        return Load(len(running), self._num_slots, waiting, absent, held)
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters none of whose endpoints can follow the settings of any of the jobs, or that wait for a probe."""
@@ -360,7 +361,7 @@ class ServerEngine(Engine):
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         """How each endpoint is."""
-        return self._fleet.statuses()
+        return self._fleet.statuses(self._sending.in_line.num_held)
 
     def suspects(self) -> SuspectCounts:
         """Jobs that have to run alone at a server."""

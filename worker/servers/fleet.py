@@ -295,7 +295,7 @@ class Alone:
             kept = [picked]
         for member in kept:
             member.reserved_until_s = now + ASKS_AGAIN_S
-            if member.places.num_in_flight:
+            if member.places.num_in_flight or not member.places.has_room:
                 continue
             if member.circuit.well_s is not None and now - member.circuit.well_s <= _WELL_S:
                 return member.server.name
@@ -338,7 +338,7 @@ class Alone:
         return up_again_s is not None and self._clock() - up_again_s <= _JUST_STARTED_S
 
 
-#: Servers are asked for their load so long after the last request of ours began.
+#: Servers are asked for their load so long after the last request of ours began, or waited for others.
 _LOAD_LINGERS_S: Final = 10.0
 
 
@@ -355,7 +355,7 @@ class Fleet:
         self.servers: Final = {server.name: server for server in servers}
         self.members: Final = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
         self._clock, self._rng = clock, rng
-        self._last_began_s = -math.inf
+        self._last_wanted_s = -math.inf  # when a request began, or waited for others
         self._alone = Alone(self.members, clock=clock, rng=rng)
         self._deaths = Deaths(self.members, clock=clock)
         self._num_killers = 0
@@ -382,10 +382,9 @@ class Fleet:
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.
         """
-        members = [member for name, member in self.members.items() if name not in barred]
-        of_route = [member for member in members if drafter in member.routes]
-        is_bound = is_bound and bool(of_route)
-        usable = [member for member in (of_route if is_bound else members) if member.is_open]
+        candidates = self._candidates(drafter, is_bound=is_bound, barred=barred)
+        is_bound = is_bound and any(drafter in member.routes for member in candidates)
+        usable = [member for member in candidates if member.is_open]
         usable = [member for member in usable if member.server.name not in avoid] or usable
         if alone:
             return self._alone.choose(usable)
@@ -399,6 +398,14 @@ class Fleet:
                 member.wait_for_turn(kind)
         return name
 
+    def held_by(self, drafter: str | None, *, is_bound: bool, barred: Collection[str] = ()) -> tuple[str, ...]:
+        """Endpoints that `choose` could name for such a request if nothing were kept for others."""
+        candidates = self._candidates(drafter, is_bound=is_bound, barred=barred)
+        names = tuple(member.server.name for member in candidates if member.is_held)
+        if names:
+            self._last_wanted_s = self._clock()
+        return names
+
     def _of_usable(self, drafter: str | None, usable: Sequence[Member], *, is_bound: bool) -> str | None:
         own = [member for member in usable if drafter in member.routes]
         if is_bound:
@@ -408,9 +415,13 @@ class Fleet:
 
     def is_away(self, drafter: str | None, *, is_bound: bool, barred: Collection[str] = ()) -> bool:
         """Whether every endpoint is away that `choose` could name for such a request."""
+        return all(member.is_away for member in self._candidates(drafter, is_bound=is_bound, barred=barred))
+
+    def _candidates(self, drafter: str | None, *, is_bound: bool, barred: Collection[str]) -> list[Member]:
+        """Where such a request may go: a bound one only to its route, as long as an endpoint has that."""
         members = [member for name, member in self.members.items() if name not in barred]
         of_route = [member for member in members if drafter in member.routes]
-        return all(member.is_away for member in (of_route if is_bound and of_route else members))
+        return of_route if is_bound and of_route else members
 
     def switches(self, name: str, obeys: bool) -> None:
         """Whether the endpoint drafts as each request asks. If not, it is no vanilla route, and drafts as started."""
@@ -435,6 +446,7 @@ class Fleet:
         num_draft_tokens: int | None = None,
         alone: bool = False,
         kind: RequestKind = NEITHER,
+        num_texts: int = 1,
     ) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
 
@@ -445,9 +457,10 @@ class Fleet:
         if alone:
             member.has_suspect = True
         asked = member.server.asked(drafter, num_draft_tokens) if member.switches else None
-        self._last_began_s = self._clock()
+        self._last_wanted_s = self._clock()
         member.began()
-        return member.places.add(name, self._load_sums(), is_alone=alone, asked=asked, kind=kind)
+        sums = self._load_sums()
+        return member.places.add(name, sums, is_alone=alone, asked=asked, kind=kind, num_texts=num_texts)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""
@@ -458,8 +471,8 @@ class Fleet:
         return landing
 
     def is_load_wanted(self) -> bool:
-        """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
-        return self.num_in_flight > 0 or self._clock() - self._last_began_s < _LOAD_LINGERS_S
+        """Whether requests of ours are under way or held, or were a moment ago: the load is worth asking for."""
+        return self.num_in_flight > 0 or self._clock() - self._last_wanted_s < _LOAD_LINGERS_S
 
     def failed(self, name: str, error: AlphaloopError) -> None:
         """A request failed there. Not called for one that was cancelled or is over its deadline."""
@@ -541,9 +554,9 @@ class Fleet:
         states = [f"{s.name} is {s.state} for {s.since_s:.0f} s ({s.reason})" for s in self.statuses()]
         return f"no inference server can be sent jobs: {'; '.join(states)}"
 
-    def statuses(self) -> tuple[EndpointStatus, ...]:
-        """How each endpoint is."""
-        return tuple(member.status() for member in self.members.values())
+    def statuses(self, num_held: Mapping[str, int] | None = None) -> tuple[EndpointStatus, ...]:
+        """How each endpoint is; `num_held`: requests that wait while it takes nothing, for the sake of others."""
+        return tuple(member.status((num_held or {}).get(name, 0)) for name, member in self.members.items())
 
     def _load_sums(self) -> LoadSums:
         """Requests summed over time, of all endpoints, up to now."""

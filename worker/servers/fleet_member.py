@@ -20,7 +20,7 @@ from random import Random
 from typing import Final, Literal
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import EndpointState, EndpointStatus
+from alphaloop.engine import EndpointState, EndpointStatus, HeldRequests
 from alphaloop.errors import (
     AlphaloopError,
     MessageError,
@@ -66,7 +66,7 @@ class InferenceServer:
     name: str
     endpoint: EndpointSettings
     drafter: DrafterState | None  #: what drafts there, unless a request asks for something else
-    max_requests: int  #: at once, at least 1
+    max_requests: int  #: at once, at least 1; with a reserve, of all its clients together
     context_length: int
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
@@ -107,6 +107,11 @@ class InferenceServer:
             return (self.drafter_name,)
         return (*(drafter.name for drafter in self.drafters), None)
 
+    @property
+    def most_ours(self) -> int:
+        """Requests of ours at once, at most: the others of `max_requests` stay free for other clients."""
+        return self.max_requests - self.endpoint.num_kept
+
     def asked(self, drafter: str | None, num_draft_tokens: int | None) -> AskedDrafts | None:
         """The drafts that a request of this route has to ask for here; None: it asks for none, so as it was started.
 
@@ -139,7 +144,7 @@ class Member:
     def __init__(self, server: InferenceServer, *, clock: Callable[[], float], rng: Random) -> None:
         self.server = server
         self.circuit = Circuit(clock=clock, rng=rng)
-        self.places = Places(server.max_requests, clock=clock, rng=rng)
+        self.places = Places(server.max_requests, num_kept=server.endpoint.num_kept, clock=clock, rng=rng)
         self.reserved_until_s = -math.inf  #: until then it is kept for a request that has to run alone
         self.reserved_since_s = -math.inf
         self.rests_until_s = -math.inf  #: until then it is not kept for another one
@@ -174,12 +179,17 @@ class Member:
     @property
     def has_room(self) -> bool:
         """Whether it takes one request more now."""
-        return self.is_open and self.places.num_in_flight < self.places.limit
+        return self.is_open and self.places.has_room
+
+    @property
+    def is_held(self) -> bool:
+        """Whether only others' requests, or a load that is not known, keep it from taking one more now."""
+        return self.is_open and self.places.held is not None
 
     @property
     def load(self) -> float:
         """Requests in flight relative to what it may take now."""
-        return self.places.num_in_flight / self.places.limit
+        return self.places.num_in_flight / max(1, self.places.limit)
 
     @property
     def is_kept(self) -> bool:
@@ -239,8 +249,8 @@ class Member:
             self.places.start_slowly()
         return False
 
-    def status(self) -> EndpointStatus:
-        """How it is now."""
+    def status(self, num_held: int = 0) -> EndpointStatus:
+        """How it is now; `num_held` requests wait while it takes nothing, for the sake of others."""
         state, places = self.circuit.state, self.places
         shown: EndpointState = state
         if state == "up" and (places.is_paused or places.is_busy):
@@ -260,6 +270,8 @@ class Member:
             num_undrafted=places.num_undrafted if may_switch else None,
             is_obeying=self.switches or not may_switch,
             num_others=places.num_others,
+            num_kept=places.num_kept,
+            held=HeldRequests(num_held, reason) if num_held and (reason := places.held) is not None else None,
         )
 
     def _doubt(self, error: AlphaloopError) -> None:

@@ -6,6 +6,9 @@ second; above it grows evenly. An answer "busy" halves it.
 
 Requests are summed over time. Our own are counted as they come and go. A server reports about twice a second how many
 it has; what is above our own count at that moment is taken for the requests of others until the next report.
+
+Where the endpoint has a reserve, others go first (`most_beside`): a share of its places stays free for them, and
+nothing new is sent while any of theirs waits or the server does not report its load. What runs goes on to its end.
 Pure; one thread uses it.
 """
 
@@ -19,6 +22,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from alphaloop.engine import ServerLoad
+from alphaloop.wording import span
 from worker.servers.request_body import AskedDrafts
 
 _DOUBLES_S: Final = 1.0
@@ -32,6 +36,31 @@ _LONGEST_ASKED_PAUSE_S: Final = 600.0
 _BUSY_IN_A_ROW: Final = 6
 #: A server's report holds for this long; later the requests of others are unknown.
 FRESH_S: Final = 3.0
+#: Beside a reserve, others have what they had at most in this time. A request runs for many reports: filled by each of
+#: them, an endpoint would be as full as the lowest one allows.
+PEAK_S: Final = 5.0
+
+
+class Present(NamedTuple):
+    """Requests of all clients at a server, at one moment. Each text of a request with several counts as one."""
+
+    num_running: int
+    num_waiting: int
+
+    @property
+    def num(self) -> int:
+        """All of them."""
+        return self.num_running + self.num_waiting
+
+
+def most_beside(most: int, num_kept: int, num_others: int | None, *, others_wait: bool = False) -> int:
+    """How many requests of ours may be in flight beside `num_others`, so that `num_kept` of `most` places stay free.
+
+    None: the others are not known, so nothing is sent. `others_wait`: some of theirs wait for a place.
+    """
+    if num_others is None or others_wait:
+        return 0
+    return max(0, most - num_kept - num_others)
 
 
 class RequestKind(NamedTuple):
@@ -65,6 +94,7 @@ class Flight:
     #: The drafts that it asks the endpoint for; None: for nothing, so as it was started.
     asked: AskedDrafts | None = None
     kind: RequestKind = NEITHER
+    num_texts: int = 1
 
     @property
     def is_undrafted(self) -> bool:
@@ -102,23 +132,50 @@ class LoadSums(NamedTuple):
 class Places:
     """The limit of one endpoint and what is in flight there. One thread uses it."""
 
-    def __init__(self, most: int, *, clock: Callable[[], float], rng: Random) -> None:
+    def __init__(self, most: int, *, num_kept: int = 0, clock: Callable[[], float], rng: Random) -> None:
         self._most, self._clock, self._rng = most, clock, rng
+        self.num_kept: Final = num_kept  #: places that stay free for others; 0: these make no difference
         self.num_in_flight = 0  #: requests that began and have not ended
+        self.num_texts = 0  #: of those, all together: a server counts each as a request
         self.num_undrafted = 0  #: of those, asked for without drafts where something drafts
         self._kinds: Counter[RequestKind] = Counter()  # of those
         self.paused_until_s = -math.inf  #: the server asked for quiet, so that nothing new is sent until then
         self._limit, self._known_good = float(most), float(most)
         self._grown_s = self._counted_s = clock()
         self._last_cut_s = self._known_until_s = -math.inf
+        # When a report came, and the requests of others in it. Other threads read it, so it is replaced as a whole.
+        self._lately: tuple[tuple[float, int], ...] = ()
+        self._num_new = 0  # texts that were sent since the last report
+        self._num_waiting = 0  # requests that waited there longer than those, at the last report
         self._sums, self._num_others, self._num_busy = LoadSums(), 0.0, 0
         self._shared_s = 0.0  # the share of a request that was there since the beginning
 
     @property
     def limit(self) -> int:
-        """How many may be in flight now, 1 to the endpoint's most; what is there already may be more."""
-        self._grow()
-        return max(1, int(self._limit))
+        """How many may be in flight now, up to the endpoint's most; what is there already may be more.
+
+        0 only where the endpoint has a reserve.
+        """
+        return min(self._pace, self._beside_others)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one request more may be in flight. One with several texts takes as many places, and needs one."""
+        return self.num_in_flight < self._pace and (not self.num_kept or self.num_texts < self._beside_others)
+
+    @property
+    def held(self) -> str | None:
+        """Why nothing new is sent there, in words, where that is for the sake of others; None where it is not."""
+        if self.has_room or self.num_in_flight >= self._pace:
+            return None
+        if (num_others := self._most_others) is None:
+            since = f"for {span(self._clock() - self._lately[-1][0])}" if self._lately else "yet"
+            return f"held: the server has not reported its load {since}"
+        if self._others_wait:
+            waits = "request waits" if self._num_waiting == 1 else "requests wait"
+            return f"held for others: {self._num_waiting} {waits} at the server"
+        num_free = max(0, self._most - num_others - self.num_texts)
+        return f"held for others: {num_free} of {self._most} places are free, {self.num_kept} stay free"
 
     @property
     def kind(self) -> RequestKind:
@@ -137,8 +194,8 @@ class Places:
 
     @property
     def is_full_size(self) -> bool:
-        """Whether the limit is the endpoint's most."""
-        return self.limit >= self._most
+        """Whether only the requests of others keep the limit below the endpoint's most."""
+        return self._pace >= self._most
 
     @property
     def num_others(self) -> float | None:
@@ -157,14 +214,20 @@ class Places:
         self._sums, self._counted_s = LoadSums(own, others, unknown_s + passed_s - known_s), now
         return self._sums
 
-    def reported(self, num_present: int, num_own: float) -> None:
-        """The server says that it has `num_present` requests; `num_own` are ours of these.
+    def reported(self, present: Present, num_own: float) -> None:
+        """The server says which requests it has; `num_own` of these are texts of ours.
 
         It may say one less than we have sent, because a request is on its way. So the difference may be below zero, and
         is not cut here: cut at every moment, it would be too large on average.
         """
         _ = self.load_sums  # up to now the last report holds
-        self._num_others, self._known_until_s = num_present - num_own, self._clock() + FRESH_S
+        now = self._clock()
+        self._num_others, self._known_until_s = present.num - num_own, now + FRESH_S
+        # What we sent a moment ago may wait for the next step of the server. Where others waited before, all of that
+        # waits after them, and more waits than that.
+        self._num_waiting, self._num_new = max(0, present.num_waiting - self._num_new), 0
+        recent = (report for report in self._lately if report[0] > now - PEAK_S)
+        self._lately = (*recent, (now, round(max(0.0, self._num_others))))
 
     def add(
         self,
@@ -174,6 +237,7 @@ class Places:
         is_alone: bool,
         asked: AskedDrafts | None = None,
         kind: RequestKind = NEITHER,
+        num_texts: int = 1,
     ) -> Flight:
         """One request more; `asked` is what it asks for, if anything.
 
@@ -189,8 +253,11 @@ class Places:
             is_alone,
             asked=asked,
             kind=kind,
+            num_texts=num_texts,
         )
         self.num_in_flight += 1
+        self.num_texts += num_texts
+        self._num_new += num_texts
         self.num_undrafted += flight.is_undrafted
         self._kinds[kind] += 1
         return flight
@@ -200,6 +267,7 @@ class Places:
         here, num_own = self.load_sums - flight.here, float(self.num_in_flight)
         life_s = self._counted_s - flight.began_s
         self.num_in_flight -= 1
+        self.num_texts -= flight.num_texts
         self.num_undrafted -= flight.is_undrafted
         self._kinds[flight.kind] -= 1
         if life_s <= 0:
@@ -243,6 +311,30 @@ class Places:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_busy - 1), _LONGEST_PAUSE_S)
             self.paused_until_s = max(self.paused_until_s, now + pause_s * self._rng.uniform(0.5, 1.0))
         return self._num_busy >= _BUSY_IN_A_ROW
+
+    @property
+    def _pace(self) -> int:
+        """How many may be in flight whatever others have, 1 to the endpoint's most."""
+        self._grow()
+        return max(1, int(self._limit))
+
+    @property
+    def _beside_others(self) -> int:
+        if not self.num_kept:
+            return self._most
+        return most_beside(self._most, self.num_kept, self._most_others, others_wait=self._others_wait)
+
+    @property
+    def _most_others(self) -> int | None:
+        """Requests of others there, the most of the last reports; None where the server did not report them lately."""
+        if self.num_others is None:
+            return None
+        since_s = self._clock() - PEAK_S
+        return max((num for at_s, num in self._lately if at_s > since_s), default=None)
+
+    @property
+    def _others_wait(self) -> bool:
+        return self._num_waiting > 0 and bool(self._most_others)
 
     def _grow(self) -> None:
         """Bring the limit up to now; it does not grow during a pause."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -132,6 +133,7 @@ class Sending:
                 num_draft_tokens=request.num_draft_tokens,
                 alone=request.must_be_alone,
                 kind=request.kind,
+                num_texts=request.prepared.sampling.n,
             )
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
@@ -141,17 +143,22 @@ class Sending:
             self.tell(None)
 
     def _find_in_line(self) -> InLine:
-        """The waiting requests that not every endpoint may take; the fleet is asked once for each route."""
+        """The waiting requests that not every endpoint may take, and those that are held for the sake of others.
+
+        The fleet is asked once for each route.
+        """
         by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
         for request in self._line:
-            if request.is_bound or request.barred:
-                by_route.setdefault((request.drafter, request.is_bound, request.barred), set()).add(request.job_id)
-        absent = [
-            job_ids
-            for (drafter, is_bound, barred), job_ids in by_route.items()
-            if self.fleet.is_away(drafter, is_bound=is_bound, barred=barred)
-        ]
-        return InLine(frozenset().union(*by_route.values()), frozenset().union(*absent))
+            by_route.setdefault((request.drafter, request.is_bound, request.barred), set()).add(request.job_id)
+        waiting, absent, held, num_held = set[str](), set[str](), set[str](), Counter[str]()
+        for (drafter, is_bound, barred), job_ids in by_route.items():
+            if is_bound or barred:
+                waiting |= job_ids
+                absent |= job_ids if self.fleet.is_away(drafter, is_bound=is_bound, barred=barred) else set()
+            if endpoints := self.fleet.held_by(drafter, is_bound=is_bound, barred=barred):
+                held |= job_ids
+                num_held.update(dict.fromkeys(endpoints, len(job_ids)))
+        return InLine(frozenset(waiting), frozenset(absent), frozenset(held), num_held)
 
     async def _send(self, request: ServerRequest, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self.clock()
@@ -333,10 +340,16 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class InLine:
-    """Requests that wait for endpoints while others, which may not take them, may have room; by job_id."""
+    """Requests that wait while the engine may have room for others, and why; by job_id.
+
+    `waiting`: for endpoints of their own, because others may not take them.
+    """
 
     waiting: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()  #: those of them whose endpoints are all away
+    held: frozenset[str] = frozenset()  #: requests that an endpoint would take if it kept nothing for others
+    #: Of these, by endpoint; one that several would take counts at each.
+    num_held: Mapping[str, int] = field(default_factory=dict)
 
 
 class TokenEstimate:

@@ -26,7 +26,7 @@ from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.server_identity import ServerIdentity, ServerKind, change_between, differs
 from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.client import ServerClient
-from worker.servers.counters import ask_counters, ask_num_present
+from worker.servers.counters import NOTHING_SENT, ask_counters, ask_present
 from worker.servers.draft_counts import DraftCounts
 from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
@@ -307,7 +307,7 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         drafts = endpoint.drafter is not None or whole.drafts.num_proposed > 0
         is_tested = drafts or adapters
         obedience = await obedience_of(client, may_switch=may_switch, reads_counters=True) if is_tested else None
-        counters = await _counters(client) if endpoint.metrics_url is not None else None
+        counters = await _counters(client) if endpoint.counted == "counters" else None
         lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
     findings: dict[str, _Finding] = {
@@ -360,14 +360,18 @@ def _counts(kind: ServerKind, drafts: DraftCounts) -> _Finding:
 
 
 async def _load(client: ServerClient) -> _Finding:
-    """Whether it reports its load: while other workers ask it too, speed-ups are measured only then."""
+    """Whether it reports its load: a reserve needs it, and speed-ups while other workers ask the server too."""
     why = ""
+    endpoint = client.endpoint
     try:
-        if (num_present := await ask_num_present(client)) is not None:
-            return "ok", f"it has {num_present} requests now"
+        if (present := await ask_present(client)) is not None:
+            wait = f", {present.num_waiting} of them wait" if present.num_waiting else ""
+            kept = f"; {endpoint.num_kept} of {endpoint.max_requests} places stay free for others"
+            return "ok", f"it has {present.num} requests now{wait}{kept if endpoint.reserve else ''}"
     except ServerError as error:
         why = f": {error.message}"
-    return "warning", f"it does not report how many requests it has{why}; {_LOAD_HINTS[client.endpoint.kind]}"
+    effect = NOTHING_SENT if endpoint.reserve else ""
+    return "warning", f"it does not report how many requests it has{why}{effect}; {_LOAD_HINTS[endpoint.kind]}"
 
 
 async def _counters(client: ServerClient) -> _Finding:

@@ -69,6 +69,28 @@ def test_a_request_is_decided_for_what_will_run_beside_it(engine: type[FakeEngin
     assert turning.decided_beside == [min(num, 6) for num in beside], "no more run than there are slots"
 
 
+class Holding(Undivertible):
+    """Some of its jobs wait for the sake of other clients."""
+
+    held = frozenset[str]()
+
+    def load(self) -> Load:
+        return replace(super().load(), held=self.held)
+
+
+def test_what_is_held_for_others_keeps_its_slot_and_runs_beside_no_other() -> None:
+    engine = Holding(num_slots=9)
+    turning = Turning(engine, claimed_job("a"), claimed_job("b"))
+    engine.held = frozenset({"a", "b"})
+    turning.turn()
+    assert not turning.feed.charged, "no device time"
+    assert (engine.load().num_decoding, engine.load().num_free) == (0, 7)
+    turning.feed.ready.put([claimed_job("c")])
+    turning.feed.num_in_turn = 50
+    turning.turn()
+    assert turning.decided_beside[-1] == 7, "their places are those of others"
+
+
 def test_a_job_that_the_engine_refuses_or_that_has_no_room_when_it_is_empty_fails_alone() -> None:
     jobs = [claimed_job("large", max_tokens=21), *(claimed_job(name, max_tokens=2) for name in "abc")]
     turning = Turning(MemoryEngine(20, refused="b"), *jobs)

@@ -18,6 +18,7 @@ from tests.fixtures.runs import decode_run
 from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 from worker.costs.learning import LiveCosts
 from worker.metrics import EndpointMetrics, WorkerMetrics
+from worker.servers.load import Present
 
 
 def outcome_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> Outcome:
@@ -136,7 +137,7 @@ def test_the_load_of_others_is_shown_while_a_server_tells_it() -> None:
         return [servers.registry.get_sample_value(f"alphaloop_endpoint_{name}", one) for one in labels]
 
     assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 0], [None, None])
-    servers.fleet.members["ngram"].places.reported(7, 2)
+    servers.fleet.members["ngram"].places.reported(Present(7, 0), 2)
     assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 1], [None, 5])
     servers.simulation.clock.pass_s(10.0)
     assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 0], [None, None])

@@ -22,7 +22,7 @@ from alphaloop.experiment.observe import RequestFacts, Slice, Treatment, TrialGr
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.load import Flight
+from worker.servers.load import Flight, Present
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here
@@ -84,7 +84,7 @@ class SeenLoad:
         if now_s >= self._answered_at_s:
             for name, (present, own) in zip(_NAMES, self._answer, strict=True):
                 places = self._fleet.members[name].places
-                places.reported(present, (own + places.num_in_flight) / 2)
+                places.reported(Present(present, 0), (own + places.num_in_flight) / 2)
             self._answered_at_s = math.inf
         if now_s >= self._asks_at_s:
             ours = [self._fleet.members[name].places.num_in_flight for name in _NAMES]

@@ -413,16 +413,16 @@ class Servers(TimedEngine):
 
     can_redraft = measures_itself = times_steps = False
 
-    def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM) -> None:
+    def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM, num_kept: int = 0) -> None:
         super().__init__(drafters=(drafter,), num_slots=16)
-        self._refuses = refuses
+        self._refuses, self._num_kept = refuses, num_kept
 
     def calibrate(self, budget_s: float = 1000.0) -> list[CostPoint]:
         return calibrate_servers(self, budget_s=budget_s, clock=lambda: self.now_s)
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         return [
-            EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, {})
+            EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, {}, num_kept=self._num_kept)
             for name, drafter in (("plain", None), ("speculative", "ngram"))
         ]
 
@@ -469,6 +469,13 @@ def test_each_shape_is_asked_once_and_only_the_servers_own_length() -> None:
     ]
     assert [Shape.of(point) for point in points] == engine.asked
     assert {point.num_samples for point in points} == {1}
+
+
+def test_servers_that_are_kept_free_for_others_are_asked_for_one_request_at_a_time() -> None:
+    engine, whole = Servers(num_kept=2), Servers()
+    engine.calibrate()
+    whole.calibrate()
+    assert engine.asked == [shape for shape in whole.asked if shape.batch == 1]
 
 
 def test_where_requests_choose_their_draft_length_the_shortest_is_asked_too() -> None:

@@ -22,7 +22,7 @@ from worker.servers.counters import LoadWatch
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.load import FRESH_S, Flight
+from worker.servers.load import FRESH_S, Flight, Present
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many
@@ -69,7 +69,7 @@ class World:
     def told(self, name: str, num_present: int) -> None:
         """One says so of its load, whoever asked."""
         places = self.fleet.members[name].places
-        places.reported(num_present, places.num_in_flight)
+        places.reported(Present(num_present, 0), places.num_in_flight)
 
     def told_both(self, plain: int, ngram: int) -> None:
         self.told("plain", plain)
