@@ -370,6 +370,11 @@ def _spread(num_accepted: int, num_drafting: int, k: int) -> tuple[int, ...]:
 #: Beyond it the normal quantile is right to four digits.
 _NEARLY_NORMAL: Final = 1e5
 _TINY: Final = 1e-300
+#: Newton's steps in the logarithm of t: their number, and their lengths. After one below the least, t is right to all
+#: its digits.
+_MOST_STEPS: Final = 60
+_LEAST_STEP: Final = 1e-8
+_LONGEST_STEP: Final = 100.0
 
 
 def t95(degrees_of_freedom: float) -> float:
@@ -381,22 +386,26 @@ def t95(degrees_of_freedom: float) -> float:
 def t_quantile(degrees_of_freedom: float, tail: float) -> float:
     """The t that such a variate exceeds in absolute value with the probability `tail`.
 
-    Infinite without a degree of freedom. By bisection on the tail, I_x(ν/2, ½) with x = ν / (ν + t²) (DLMF 8.17).
+    Infinite without a degree of freedom. By Newton's steps on the logarithms of t and of the tail, I_x(ν/2, ½) with
+    x = ν / (ν + t²) (DLMF 8.17): there the tail is concave, so the steps end at the t from any start.
     """
     if degrees_of_freedom <= 0:
         return math.inf
+    t = NormalDist().inv_cdf(1 - tail / 2)
     if degrees_of_freedom >= _NEARLY_NORMAL:
-        return NormalDist().inv_cdf(1 - tail / 2)
-    low, high = 0.0, 1.0
-    while two_sided_tail(high, degrees_of_freedom) > tail:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        if two_sided_tail(middle, degrees_of_freedom) > tail:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+        return t
+    half = degrees_of_freedom / 2
+    log_front = math.lgamma(half + 0.5) - math.lgamma(half) - math.log(math.pi * degrees_of_freedom) / 2
+    for _ in range(_MOST_STEPS):
+        beyond = two_sided_tail(t, degrees_of_freedom)
+        if not beyond:
+            return math.inf
+        density = math.exp(log_front - (half + 0.5) * math.log1p(t * t / degrees_of_freedom))
+        step = math.log(beyond / tail) * beyond / (2 * t * density)
+        t *= math.exp(min(step, _LONGEST_STEP))
+        if abs(step) < _LEAST_STEP:
+            break
+    return t
 
 
 def two_sided_tail(t: float, degrees_of_freedom: float) -> float:

@@ -39,6 +39,7 @@ from worker.ordering.sharing import SHORTEST_JOB_S, FairShares
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
+MOST_EXPIRED: Final = 256  #: jobs whose deadline has passed that leave together
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
 _ROUNDING: Final = 1e-9
 
@@ -135,10 +136,10 @@ class AdmissionQueue(Generic[Item]):
     def next(self, limit: int, *, running: Mapping[Line, int], now: float) -> list[tuple[LaneKey, Item]]:
         """Take out the jobs that are admitted now, in their order; none where none may be.
 
-        Jobs whose deadline has passed come first, to be ended.
+        Up to `MOST_EXPIRED` jobs whose deadline has passed come first, to be ended.
 
         Args:
-            limit: the most jobs to take out.
+            limit: the most jobs to take out that need the device.
             running: how many jobs taken out before have not ended, by line. Jobs that are still being claimed count.
             now: on the clock of `add`.
         """
@@ -146,8 +147,8 @@ class AdmissionQueue(Generic[Item]):
         self._observe(running)
         lanes = {line.lane for line, num_running in running.items() if num_running > 0}
         self._end_turn_alone(lanes)
-        taken = self._take_expired(limit) if self._alone is None else []
-        taken += self._take_traffic(limit - len(taken)) or self._take_alone(limit - len(taken), lanes)
+        taken = self._take_expired() if self._alone is None else []
+        taken += self._take_traffic(limit) or self._take_alone(limit, lanes)
         return [(job.lane, job.item) for job in taken]
 
     def charge(self, device_s: Mapping[Line, float]) -> None:
@@ -167,12 +168,12 @@ class AdmissionQueue(Generic[Item]):
         for name in [name for name, task in self._backlogged.items() if not task.num_jobs]:
             self._wait_no_more(name)
 
-    def _take_expired(self, limit: int) -> list[WaitingJob[Item]]:
-        """Jobs whose deadlines have passed. They need no device, so they count for no share."""
+    def _take_expired(self) -> list[WaitingJob[Item]]:
+        """Jobs whose deadlines have passed. They need no device, so they count for no share and for no limit of it."""
         taken: list[WaitingJob[Item]] = []
         waiting = self._by_deadline
         drop_gone(waiting, len(self))
-        while waiting and len(taken) < limit and waiting[0][0] <= self._now:
+        while waiting and len(taken) < MOST_EXPIRED and waiting[0][0] <= self._now:
             job = waiting[0][-1]
             self._tasks[job.lane.task].remove(job)
             self._leave(job)

@@ -5,7 +5,8 @@ likewise (`worker/ordering/sharing.py`), and within a segment a batch comes afte
 futures are played, each with its own costs, lengths and arrivals, as uncertain as they were measured. The promise is
 their median, and an interval of `COVERAGE`.
 
-What became of earlier promises corrects both: `PromiseCorrection` shifts the median, and scales the interval.
+What became of earlier promises corrects both: `PromiseCorrection` shifts the median, and scales the interval, by the
+quarter of the requests that have ended.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ class Kept:
     median_s: float
     sd_s: float
     came_s: float  #: from the promise to the end
+    quarter: int = 0  #: of the requests that had ended
 
     @property
     def miss(self) -> float:
@@ -122,8 +124,9 @@ class Kept:
         return max(-_MOST_MISS, min(_MOST_MISS, (self.came_s - self.median_s) / self.sd_s))
 
 
+NUM_QUARTERS: Final = 4
 _MOST_MISS: Final = 6.0
-_PRIOR_BATCHES: Final = 4.0  #: that the history of promises is worth before there is any
+_PRIOR_BATCHES: Final = 4.0  #: that what is known before any history of promises is worth
 _PRIOR_SCALE: Final = 2.0  #: the model leaves out what it does not know of
 
 
@@ -136,15 +139,23 @@ class PromiseCorrection:
     num_batches: int = 0
 
     @classmethod
-    def of(cls, kept: Iterable[Kept]) -> PromiseCorrection:
-        """From ended batches, each of which counts once however many promises it had."""
+    def of(cls, kept: Iterable[Kept], before: PromiseCorrection | None = None) -> PromiseCorrection:
+        """From ended batches, each of which counts once however many promises it had. `before`: known without them."""
+        before = before or cls()
         by_batch: defaultdict[str, list[float]] = defaultdict(list)
         for each in kept:
             by_batch[each.batch_id].append(each.miss)
         num = len(by_batch)
-        shift = sum(sum(misses) / len(misses) for misses in by_batch.values()) / (num + _PRIOR_BATCHES)
+        total = sum(sum(misses) / len(misses) for misses in by_batch.values())
+        shift = (_PRIOR_BATCHES * before.shift + total) / (_PRIOR_BATCHES + num)
         squares = sum(sum((z - shift) ** 2 for z in misses) / len(misses) for misses in by_batch.values())
-        return cls(shift, math.sqrt((_PRIOR_BATCHES * _PRIOR_SCALE**2 + squares) / (_PRIOR_BATCHES + num)), num)
+        return cls(shift, math.sqrt((_PRIOR_BATCHES * before.scale**2 + squares) / (_PRIOR_BATCHES + num)), num)
+
+    @classmethod
+    def by_quarter(cls, kept: Sequence[Kept]) -> Sequence[PromiseCorrection]:
+        """For the next promise in each quarter: from those of that quarter, which begin with what all of them say."""
+        of_all = cls.of(kept)
+        return [cls.of([each for each in kept if each.quarter == n], of_all) for n in range(NUM_QUARTERS)]
 
     def interval_s(self, outlook: Outlook) -> tuple[float, float, float]:
         """Seconds from now: the expected end, the earliest and the latest."""
@@ -153,6 +164,12 @@ class PromiseCorrection:
         half_s = quantile * self.scale * outlook.sd_s
         ends = (max(0.0, min(end_s, outlook.most_s)) for end_s in (middle_s, middle_s - half_s, middle_s + half_s))
         return next(ends), next(ends), next(ends)
+
+
+def quarter_of(num_open: float, num_total: float) -> int:
+    """The quarter of its requests in which a batch is, from 0."""
+    ended = 1 - num_open / max(1.0, num_total)
+    return max(0, min(NUM_QUARTERS - 1, int(NUM_QUARTERS * ended)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -17,6 +17,7 @@ from alphaloop.batches.ends import (
     Situation,
     arrivals_of,
     outlooks,
+    quarter_of,
 )
 from alphaloop.batches.progress import Progress
 from alphaloop.outcomes.reading import unended
@@ -51,12 +52,12 @@ class Promising:
         newest = newest_promises(self._database, running)
         if not any(_is_due(newest.get(batch_id), now) for batch_id in running):
             return []
-        calibration = PromiseCorrection.of(map(_kept, self._store.ended()))
+        corrections = PromiseCorrection.by_quarter([_kept(promise) for promise in self._store.ended()])
         said = []
         for situation in self._situations({batch_id: batches[batch_id] for batch_id in running}, counts, now):
             for batch_id, outlook in outlooks(situation).items():
                 if _is_due(newest.get(batch_id), now):
-                    said.append(_promised(batch_id, counts[batch_id], outlook, calibration, now))
+                    said.append(_promised(batch_id, counts[batch_id], outlook, corrections, now))
         self._store.keep(said)
         return said
 
@@ -109,7 +110,8 @@ def _kept(promise: PromisedEnd) -> Kept:
     assert promise.ended_at is not None  # noqa: S101 - `ended` reads these alone
     assert promise.median_s is not None and promise.sd_s is not None  # noqa: S101, PT018 - and why is null
     came_s = (promise.ended_at - promise.promised_at).total_seconds()
-    return Kept(promise.batch_id, promise.median_s, promise.sd_s, came_s)
+    quarter = quarter_of(promise.num_open, promise.num_total)
+    return Kept(promise.batch_id, promise.median_s, promise.sd_s, came_s, quarter)
 
 
 def _open_batch(batch: ListedBatch, progress: Progress, place: BatchPlace) -> OpenBatch:
@@ -120,12 +122,13 @@ def _open_batch(batch: ListedBatch, progress: Progress, place: BatchPlace) -> Op
 
 
 def _promised(
-    batch_id: str, progress: Progress, outlook: Outlook, calibration: PromiseCorrection, now: datetime
+    batch_id: str, progress: Progress, outlook: Outlook, corrections: Sequence[PromiseCorrection], now: datetime
 ) -> PromisedEnd:
     said = PromisedEnd(batch_id, now, progress.total, progress.num_open, why=outlook.why)
     if outlook.why is not None:
         return said
-    ends_at, earliest_at, latest_at = (now + timedelta(seconds=each) for each in calibration.interval_s(outlook))
+    correction = corrections[quarter_of(progress.num_open, progress.total)]
+    ends_at, earliest_at, latest_at = (now + timedelta(seconds=each) for each in correction.interval_s(outlook))
     return replace(
         said,
         ends_at=ends_at,

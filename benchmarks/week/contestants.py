@@ -12,9 +12,8 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from alphaloop.kafka.offsets import Record
-from benchmarks.policy.slots import SlotTable
 from benchmarks.week.device import Decoding
-from benchmarks.week.world import NUM_SLOTS, SEGMENT_WEIGHTS, WeekJob, fastest_ms
+from benchmarks.week.world import NUM_SLOTS, SEGMENT_WEIGHTS, Week, WeekJob, fastest_ms
 from worker.admission import AdmissionQueue, Line
 from worker.feed import LEAST_AHEAD, Unread, num_soon
 from worker.intake.partitions import Delivery
@@ -219,8 +218,8 @@ class Clairvoyant:
     `by_slack`: least slack first; otherwise the earliest deadline. Jobs that cannot make it come last.
     """
 
-    def __init__(self, table: SlotTable, *, by_slack: bool) -> None:
-        self._table, self._by_slack = table, by_slack
+    def __init__(self, week: Week, *, by_slack: bool) -> None:
+        self._week, self._by_slack = week, by_slack
         self._lines: defaultdict[tuple[str, str], _Known] = defaultdict(_Known)
         self._by_deadline: list[tuple[float, int, WeekJob]] = []
         self._waiting: set[int] = set()
@@ -240,7 +239,7 @@ class Clairvoyant:
         line.num_jobs += 1
         self._waiting.add(job.number)
         heappush(self._by_deadline, (job.deadline_s, job.number, job))
-        heappush(line.heap, (self._latest_s(job) if self._by_slack else job.deadline_s, job.number, job))
+        heappush(line.heap, (self._latest_s(job, job.at_s) if self._by_slack else job.deadline_s, job.number, job))
 
     def turn(self, running: Counter[Line], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
         """The next of the least-served segment of the least-served task."""
@@ -271,7 +270,7 @@ class Clairvoyant:
     def _first(self, line: _Known, now_s: float) -> WeekJob:
         while line.heap:
             job = line.heap[0][-1]
-            is_late = self._latest_s(job) < now_s
+            is_late = self._latest_s(job, now_s) < now_s
             if job.number in self._waiting and not is_late:
                 return job
             heappop(line.heap)
@@ -281,8 +280,9 @@ class Clairvoyant:
             heappop(line.late)
         return line.late[0][-1]
 
-    def _latest_s(self, job: WeekJob) -> float:
-        return job.deadline_s - job.num_tokens * fastest_ms(self._table, job.alpha) / 1000
+    def _latest_s(self, job: WeekJob, now_s: float) -> float:
+        decode_ms = job.num_tokens * fastest_ms(self._week.table, job.alpha) * self._week.slowness(now_s)
+        return job.deadline_s - decode_ms / 1000
 
     def _leave(self, job: WeekJob) -> None:
         task, segment = job.lane.task, job.stream.segment

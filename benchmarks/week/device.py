@@ -7,7 +7,7 @@ k, and each sequence puts out what its α yields. Reading prompts is left out.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -113,8 +113,11 @@ class Decoding:
 class WeekDevice:
     """The slots of one worker."""
 
-    def __init__(self, table: SlotTable, decisions: WeekDecisions) -> None:
-        self._table, self._decisions = table, decisions
+    def __init__(
+        self, table: SlotTable, decisions: WeekDecisions, slowness: Callable[[float], float] = lambda now_s: 1.0
+    ) -> None:
+        """`slowness`: what a round takes at a time, over what the table says."""
+        self._table, self._decisions, self._slowness = table, decisions, slowness
         self.running: list[Decoding] = []
         self.ended: list[Decoding] = []  #: with their last token, in this order
         self.now_s = 0.0
@@ -189,6 +192,7 @@ class WeekDevice:
         round_ms = self._table.pass_ms(num_running, sum(lengths) / num_running)
         if drafting:
             round_ms += self._table.draft_ms(DRAFTER, len(drafting), max(drafting))
+        round_ms *= self._slowness(self.now_s)
         for each, k in zip(self.running, lengths, strict=True):
             each.most_running = max(each.most_running, num_running)
             each.tokens_per_ms = yield_at(each.job.alpha, k) / round_ms

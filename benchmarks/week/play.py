@@ -26,6 +26,7 @@ class Played:
     jobs: Sequence[WeekJob]
     decoded: Sequence[Decoding]  #: those that ended, of every worker
     busy_s: Mapping[int, float]  #: device seconds with something to decode, by day from 0
+    num_workers: int
 
     @property
     def num_met(self) -> int:
@@ -75,10 +76,10 @@ class Play:
         self._jobs = [replace(job) for job in week.jobs]
         self._num_workers = num_workers
         decided = decisions or Decisions(week.table, seed)
-        self._devices = [WeekDevice(week.table, decided) for _ in range(num_workers)]
+        self._devices = [WeekDevice(week.table, decided, week.slowness) for _ in range(num_workers)]
         self._log = Log(num_workers)
         self._clairvoyant = (
-            Clairvoyant(week.table, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
+            Clairvoyant(week, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
         )
         self._knows = contestant
         self._admissions: list[Admission] = []
@@ -114,7 +115,11 @@ class Play:
         decoded = [each for device in self._devices for each in device.ended]
         days = sorted({day for device in self._devices for day in device.busy_s})
         busy_s = {day: sum(device.busy_s.get(day, 0.0) for device in self._devices) for day in days}
-        return Played(self._jobs, decoded, busy_s)
+        return Played(self._jobs, decoded, busy_s, self._num_workers)
+
+    def change_arrivals(self, now_s: float, later: Sequence[WeekJob]) -> None:
+        """Let these jobs come after now instead of those that were to come."""
+        self._jobs[:] = [*(job for job in self._jobs if job.at_s <= now_s), *later]
 
     def _turn(self, now_s: float) -> None:
         for number, (device, admission) in enumerate(zip(self._devices, self._admissions, strict=True)):

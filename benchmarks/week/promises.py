@@ -33,12 +33,13 @@ from alphaloop.batches.ends import (
     Situation,
     arrivals_of,
     outlooks,
+    quarter_of,
 )
 from alphaloop.store.promises import MOST_LATELY
 from benchmarks.reporting import checkout, console, machine, parser_of, table_of
 from benchmarks.week.device import Decoding
 from benchmarks.week.play import Play
-from benchmarks.week.world import DAY_S, SEGMENT_WEIGHTS, WeekJob, batch_streams, draw_week
+from benchmarks.week.world import DAY_S, HOSTILE, SEGMENT_WEIGHTS, WeekJob, batch_streams, draw_week
 
 _STAGES: Final = (0.0, 0.25, 0.5, 0.75)
 
@@ -62,6 +63,7 @@ class Promise:
     """What was said of a batch."""
 
     at_s: float
+    quarter: int
     outlook: Outlook
     middle_s: float
     low_s: float
@@ -115,7 +117,8 @@ class Promising:
             for name, said in batch.promises.items():
                 if name != "drawn" and said.outlook.why is None and not batch.num_expired:
                     came_s = now_s - said.at_s
-                    self._kept.append(Kept(batch.id, said.outlook.median_s, said.outlook.sd_s, came_s))
+                    outlook = said.outlook
+                    self._kept.append(Kept(batch.id, outlook.median_s, outlook.sd_s, came_s, said.quarter))
         else:
             self._due.append(batch)
 
@@ -131,11 +134,11 @@ class Promising:
         due = [(batch, name) for batch, name in due if batch.id in self._open]
         if not due:
             return
-        found, calibration = outlooks(self._situation(now_s, num_alive)), PromiseCorrection.of(self._kept)
+        found, corrections = outlooks(self._situation(now_s, num_alive)), PromiseCorrection.by_quarter(self._kept)
         for batch, name in due:
-            outlook = found[batch.id]
-            interval_s = (math.nan, math.nan, math.nan) if outlook.why else calibration.interval_s(outlook)
-            batch.promises[name] = Promise(now_s, outlook, *interval_s)
+            outlook, quarter = found[batch.id], quarter_of(batch.num_total - batch.num_ended, batch.num_total)
+            interval_s = (math.nan, math.nan, math.nan) if outlook.why else corrections[quarter].interval_s(outlook)
+            batch.promises[name] = Promise(now_s, quarter, outlook, *interval_s)
 
     def _situation(self, now_s: float, num_alive: int) -> Situation:
         first = 0
@@ -158,7 +161,11 @@ def main() -> None:
     """Play, print a table and the JSON line."""
     options = _options()
     weeks, at_random = range(options.first, options.first + options.weeks), options.at_random
-    work = [(load, options.days, options.workers, seed, at_random) for load in options.load for seed in weeks]
+    work = [
+        (load, options.days, options.workers, seed, at_random, options.hostile)
+        for load in options.load
+        for seed in weeks
+    ]
     rows: list[dict[str, Any]] = []
     with get_context("fork").Pool(options.processes) as pool:
         for part in pool.imap(_play, work):
@@ -180,15 +187,22 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--at-random", action="store_true", help="batches come at any time, not at times of the day")
+    parser.add_argument("--hostile", choices=HOSTILE, help="weeks that production's model of them leaves out")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="write every promise there, as JSON")
     return parser.parse_args()
 
 
-def _play(work: tuple[float, float, int, int, bool]) -> list[dict[str, Any]]:
-    load, num_days, num_workers, seed, at_random = work
-    streams = batch_streams(at_random=at_random)
-    week = draw_week(load=load, num_days=num_days, num_workers=num_workers, seed=seed, streams=streams)
+def _play(work: tuple[float, float, int, int, bool, str | None]) -> list[dict[str, Any]]:
+    load, num_days, num_workers, seed, at_random, hostile = work
+    week = draw_week(
+        load=load,
+        num_days=num_days,
+        num_workers=num_workers,
+        seed=seed,
+        streams=batch_streams(at_random=at_random),
+        hostile=hostile,
+    )
     promising = Promising(week.jobs, seed)
     Play(week, "slack", num_workers=num_workers, seed=seed, observer=promising).run()
     # Nothing comes after the last day, which no history foretells.

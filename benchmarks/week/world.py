@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -49,6 +50,14 @@ STREAMS: Final = (
     Stream("rag", 0.2, 250, 0.8, 0.5, (1800.0, 21_600.0)),
     Stream("rag", 0.3, 250, 0.8, 0.5, None, priority=-100),
 )
+#: Weeks that the model of a week leaves out: a few texts that have most of the work, a device that becomes slower by
+#: half in the middle, and producers that send every record to the same partition of its topic.
+HEAVY_TAIL, COSTS_CHANGE, ONE_PARTITION = "heavy-tail", "costs-change", "one-partition"
+HOSTILE: Final = (HEAVY_TAIL, COSTS_CHANGE, ONE_PARTITION)
+_HEAVY_SPREAD: Final = 1.5
+_SLOWNESS: Final = (0.8, 1.2)  #: of the first half and of the second; the mean load stays
+#: Numbers of jobs this far apart are all in partition 0 of up to ten partitions, of twelve and of sixteen.
+_APART: Final = 5040
 #: Device time by weight: the batch of `code` has a fifth of its task's, while both wait.
 SEGMENT_WEIGHTS: Final = {"": 4.0, "batch": 1.0}
 
@@ -79,12 +88,28 @@ class Week:
     device: Device
     num_days: float
     load: float  #: offered, over what all workers can decode
+    has_new_costs: bool = False  #: in the second half
+
+    def slowness(self, now_s: float) -> float:
+        """What a round takes then, over what the table says."""
+        return _SLOWNESS[now_s >= self.num_days * DAY_S / 2] if self.has_new_costs else 1.0
 
 
 def batch_streams(*, at_random: bool) -> tuple[Stream, ...]:
     """The same load with six batches a day in the place of jobs without a deadline."""
     batches = Stream("rag", 0.3, 250, 0.8, 0.5, (DAY_S, DAY_S), segment="batch", batches_a_day=6)
     return (*STREAMS[:-1], replace(batches, is_regular=not at_random))
+
+
+def heavy_tailed(stream: Stream) -> Stream:
+    """As many tokens, half of which a tenth of the texts has."""
+    mean = stream.tokens * math.exp(stream.spread**2 / 2)
+    tokens = mean / math.exp(_HEAVY_SPREAD**2 / 2)
+    beyond = math.log(LIMIT_TOKENS / tokens) / _HEAVY_SPREAD
+    normal = NormalDist()
+    # More texts make up for what the limit cuts off.
+    kept = normal.cdf(beyond - _HEAVY_SPREAD) + LIMIT_TOKENS / mean * normal.cdf(-beyond)
+    return replace(stream, tokens=tokens, spread=_HEAVY_SPREAD, share=stream.share / kept)
 
 
 def yield_at(alpha: float, k: int) -> float:
@@ -105,9 +130,17 @@ def _fastest_ms(table: SlotTable, alpha: float) -> float:
 
 
 def draw_week(
-    *, load: float, num_days: float, num_workers: int, seed: int, streams: Sequence[Stream] = STREAMS
+    *,
+    load: float,
+    num_days: float,
+    num_workers: int,
+    seed: int,
+    streams: Sequence[Stream] = STREAMS,
+    hostile: str | None = None,
 ) -> Week:
-    """The week of this seed, at an offered load of `load` with all of the workers alive."""
+    """The week of this seed, at an offered load of `load` with all of the workers alive. `hostile`: see `HOSTILE`."""
+    if hostile == HEAVY_TAIL:
+        streams = [heavy_tailed(stream) for stream in streams]
     given = read_scenarios(FILE).devices["laptop"]
     device = _slower(given)
     table = SlotTable(device, NUM_SLOTS, {DRAFTER: MOST_DRAFT_TOKENS})
@@ -130,9 +163,9 @@ def draw_week(
             jobs.append(WeekJob(0, stream, at_s, at_s + within_s, length, alpha, lane, batch_id))
     jobs.sort(key=lambda job: job.at_s)
     for number, job in enumerate(jobs):
-        job.number = number
+        job.number = number * (_APART if hostile == ONE_PARTITION else 1)
     offered_s = sum(job.num_tokens * fastest_ms(table, job.alpha) / NUM_SLOTS / 1000 for job in jobs)
-    return Week(tuple(jobs), table, device, num_days, offered_s / capacity_s)
+    return Week(tuple(jobs), table, device, num_days, offered_s / capacity_s, has_new_costs=hostile == COSTS_CHANGE)
 
 
 def _slower(device: Device) -> Device:

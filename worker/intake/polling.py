@@ -35,8 +35,9 @@ MOST_AT_ONCE: Final = 64
 MAX_BUFFERED: Final = 4096
 #: Between two commits of offsets: what ended in between is read again after a crash, and answered from its record.
 COMMIT_INTERVAL_S: Final = 1.0
-#: Offsets between the oldest unfinished job and the newest taken.
-MAX_WATERMARK_DISTANCE: Final = 10_000
+#: Offsets between the oldest unfinished job and the newest taken: what is read again after a restart. Enough for a
+#: week in which jobs without a deadline, which wait, and jobs with deadlines, which overtake them, share a topic.
+MAX_WATERMARK_DISTANCE: Final = 50_000
 #: How soon a topic is noticed that was deleted and made again.
 TOPIC_CHECK_S: Final = 30.0
 #: The next list of topics waits at most this long for the group to take this member in with the one before, and for

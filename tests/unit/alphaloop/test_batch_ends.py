@@ -21,6 +21,7 @@ from alphaloop.batches.ends import (
     arrivals_of,
     divided,
     outlooks,
+    quarter_of,
 )
 
 NOW = 1_000_000.0
@@ -93,6 +94,40 @@ def test_an_older_batch_of_the_segment_goes_first() -> None:
     assert median_s(given, "new") == pytest.approx(2000, rel=0.05)
 
 
+def test_messages_of_open_batches_do_not_wait_before_them_a_second_time() -> None:
+    lately = decoded(NIGHT)
+    assert median_s(situation(night(), lately=lately, num_unfinished={"code": 1000})) == pytest.approx(1000, rel=0.05)
+    two = night(500, "new"), night(500, "old", created_s=NOW - 100)
+    given = situation(*two, lately=lately, num_unfinished={"code": 1000})
+    assert median_s(given, "new") == pytest.approx(1000, rel=0.05)
+    given = situation(*two, lately=lately, num_unfinished={"code": 3000})
+    assert median_s(given, "new") == pytest.approx(3000, rel=0.05), "2,000 of no batch were sent before it"
+
+
+def test_a_small_batch_ends_when_the_worker_with_the_most_of_it_has_done_its_part() -> None:
+    """Eight jobs over four workers at random: one has about four of them, not two."""
+    given = situation(night(8), lately=decoded(NIGHT, device_s=100.0), num_workers=4)
+    assert 300 <= median_s(given) <= 500
+
+
+def test_the_end_is_as_uncertain_as_the_lengths_of_the_jobs_that_are_left() -> None:
+    lately = [replace(job, wall_s=job.device_s) for job in decoded(NIGHT, num=200, device_s=10.0, spread=0.9)]
+    outlook = outlooks(situation(night(25), lately=lately))["b1"]
+    lengths_sd = 0.9 / math.sqrt(3)  # of one job, over its mean: lengths are uniform
+    expected = math.sqrt(lengths_sd**2 * (1 / 25 + 1 / 200) + 0.03**2)
+    assert outlook.sd_s / outlook.median_s == pytest.approx(expected, rel=0.4)
+    few = outlooks(situation(night(4), lately=lately))["b1"]
+    assert few.sd_s / few.median_s > 1.5 * outlook.sd_s / outlook.median_s
+
+
+def test_arrivals_that_come_together_make_the_end_less_certain() -> None:
+    sd_s = {}
+    for dispersion in (1.0, 400.0):
+        course = ArrivalCourse([1800.0] * 24, dispersion)
+        sd_s[dispersion] = outlooks(situation(night(), arrivals={CHAT: course, CODE: none()}))["b1"].sd_s
+    assert sd_s[400.0] > 1.3 * sd_s[1.0]
+
+
 def test_a_batch_ends_with_its_window_at_the_latest() -> None:
     outlook = outlooks(situation(replace(night(), deadline_s=NOW + 300)))["b1"]
     assert PromiseCorrection.of([]).interval_s(outlook) == (300, 300, 300)
@@ -163,6 +198,29 @@ def test_promises_that_were_missed_widen_the_next_interval_and_late_ends_shift_i
 def test_a_batch_counts_once_however_many_promises_it_had() -> None:
     kept = [Kept("a", 1000, 50, 1000)] + [Kept("b", 1000, 50, 1300)] * 50
     assert PromiseCorrection.of(kept) == PromiseCorrection.of(kept[:2])
+
+
+def test_a_quarter_in_which_promises_were_missed_by_more_has_wider_intervals() -> None:
+    """Late in a batch a few long jobs count for more, so what early promises say holds for early ones."""
+    kept = [
+        Kept(str(n), 1000, 50, 1000 + 50 * (3 if quarter == 3 else 1) * (-1) ** n, quarter)
+        for n in range(100)
+        for quarter in range(4)
+    ]
+    corrections = PromiseCorrection.by_quarter(kept)
+    assert [each.scale for each in corrections] == pytest.approx([1, 1, 1, 3], rel=0.1)
+    assert [each.num_batches for each in corrections] == [100] * 4
+    unseen = PromiseCorrection.by_quarter(kept[0::4])
+    assert unseen[3].scale == pytest.approx(PromiseCorrection.of(kept[0::4]).scale), "before its own, what all say"
+    assert [PromiseCorrection.by_quarter([])[n] for n in range(4)] == [PromiseCorrection.of([])] * 4
+
+
+@pytest.mark.parametrize(
+    ("num_open", "num_total", "quarter"),
+    [(100, 100, 0), (76, 100, 0), (75, 100, 1), (25, 100, 3), (0, 7, 3), (0, 0, 3)],
+)
+def test_quarters_are_of_the_requests_that_have_ended(num_open: int, num_total: int, quarter: int) -> None:
+    assert quarter_of(num_open, num_total) == quarter
 
 
 def test_one_death_of_a_worker_does_not_make_every_later_interval_useless() -> None:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.acceptance import MOST_RUNS, Z95, consecutive_runs, share_interval, t95, wilson
+from alphaloop.acceptance import (
+    MOST_RUNS,
+    Z95,
+    consecutive_runs,
+    share_interval,
+    t95,
+    t_quantile,
+    two_sided_tail,
+    wilson,
+)
 from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.payoff.figures import (
     Candidate,
@@ -44,6 +53,12 @@ from tests.fixtures.costs import acceptance, evidence, figures, rounds
 )
 def test_t_is_that_of_the_tables(degrees_of_freedom: float, expected: float) -> None:
     assert t95(degrees_of_freedom) == pytest.approx(expected, abs=1e-6)
+
+
+@given(st.floats(0.2, 99_999), st.floats(1e-6, 0.9))
+def test_the_tail_beyond_a_quantile_is_the_one_asked_for(degrees_of_freedom: float, tail: float) -> None:
+    t = t_quantile(degrees_of_freedom, tail)
+    assert two_sided_tail(t, degrees_of_freedom) == pytest.approx(tail, rel=1e-6)
 
 
 def test_without_a_degree_nothing_is_bounded_and_with_many_it_is_normal() -> None:

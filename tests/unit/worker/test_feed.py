@@ -337,6 +337,48 @@ def test_jobs_that_are_over_make_no_others_be_claimed_ahead() -> None:
     assert +one.feed._taken == {claimed.ready.line: 1 for claimed in one.start()}
 
 
+def test_what_is_over_and_read_again_keeps_no_other_from_the_device() -> None:
+    """After a restart a worker reads jobs again that ended long ago, of which most had deadlines."""
+    one = Feeding(num_ahead=1)
+    over = [f"over-{number}" for number in range(90)]
+    one.table.found = {name: Claim(name, ClaimState.ENDED, 1, outcome=b"{}") for name in over}
+    one.send(*over, deadline=(NOW - timedelta(seconds=1)).isoformat())
+    one.send("fresh")
+    one.feed.turn()
+    assert [claimed.job_id for claimed in one.start()] == ["fresh"]
+    groups = [group for group in one.published() if isinstance(group, RecordedGroup)]
+    assert sum(len(group.messages) for group in groups) == 90
+
+
+def test_what_a_job_takes_is_that_of_its_task_and_of_its_own_limit() -> None:
+    one = Feeding(num_ahead=8)
+    for task, token_s in (("code", 1.0), ("sql", 10.0)):
+        one.feed.service.ended(task, num_tokens=100, wall_s=100 * token_s, ahead_s=0.0)
+    within = {"deadline": (NOW + timedelta(seconds=50)).isoformat()}
+    one.send("slow", task="sql", max_tokens=8, **within)
+    one.send("short", task="sql", max_tokens=4, **within)
+    one.send("long", task="code", max_tokens=80, **within)
+    one.send("fast", task="code", max_tokens=40, **within)
+    one.feed.turn()
+    order = [claimed.job_id for claimed in one.start(9)]
+    assert len(order) == 4
+    assert order.index("short") < order.index("slow"), "the other one takes 80 s of 50"
+    assert order.index("fast") < order.index("long")
+
+
+def test_the_wait_after_a_claim_is_counted_from_the_jobs_own_claim() -> None:
+    one = Feeding(num_ahead=1)
+    one.send("first", "second")
+    started = []
+    for one.now in (100.0, 200.0):
+        one.feed.turn()
+        started += one.start()
+    one.now = 204.0
+    counts = AcceptanceCounts(100, 100, 0)
+    one.feed.served([(started[1], SimpleNamespace(counts=counts, wall_s=1.0))])  # type: ignore[list-item]
+    assert one.feed.service.expected_s("code", 100) == pytest.approx(3.0 + 1.0)
+
+
 def test_what_a_job_takes_is_learned_from_the_texts_that_ended() -> None:
     """From its claim: what was claimed ahead waits for its start."""
     one = Feeding(num_ahead=1)

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated import lane
-from worker.admission import AdmissionQueue
+from worker.admission import AdmissionQueue, Line
 from worker.ordering.prefixes import Prefix
 from worker.ordering.segment_order import AGEING_S, TOP_PRIORITY, UNDATED_SHARE
 
 TOP_S = TOP_PRIORITY * AGEING_S  #: a job of priority 0 that has waited so long is in the top band
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+@dataclass(eq=False)
+class Sent:
+    """A job, and the longest that it may wait."""
+
+    segment: str
+    sent_s: float
+    deadline_s: float = math.inf
+    bound_s: float = math.inf
+    started_s: float = math.inf
+
+    def wait_in(self, queue: AdmissionQueue[Sent], task: str, priority: int) -> None:
+        queue.add(
+            lane(task),
+            self,
+            priority=priority,
+            num_bytes=1,
+            now=self.sent_s,
+            segment=self.segment,
+            deadline_s=self.deadline_s,
+        )
 
 
 class Order:
@@ -118,7 +141,7 @@ def test_a_job_whose_deadline_has_passed_leaves_at_once_without_a_share_of_the_d
         queue.add(lane(), f"gold-{number}", priority=0, num_bytes=1, now=0.0, segment="gold")
         queue.add(lane(), f"over-{number}", priority=0, num_bytes=1, now=0.0, segment="silver", deadline_s=9.0)
     queue.add(lane(), "silver", priority=0, num_bytes=1, now=0.0, segment="silver")
-    taken = [name for _, name in queue.next(22, running={}, now=10.0)]
+    taken = [name for _, name in queue.next(2, running={}, now=10.0)]
     assert sorted(taken[:20]) == sorted(f"over-{number}" for number in range(20))
     assert sorted(taken[20:]) == ["gold-0", "silver"], "twenty ends cost the segment nothing"
     assert len(queue) == 19
@@ -216,3 +239,33 @@ def test_below_full_load_the_lowest_priority_ends_within_the_bound_that_ageing_g
     # From then on it has one start in ten beside jobs with deadlines, of which a handful wait.
     assert max(waits) <= 2 * TOP_S + AGEING_S + 600.0
     assert len(waits) > 100
+
+
+@seeded
+@given(st.integers(0, 2**32))
+def test_in_overload_the_lowest_priority_starts_within_the_bound_of_its_segments_share(seed: int) -> None:
+    """Two tasks, one of two segments, all of them overloaded: the segment of these jobs has a quarter of the device.
+
+    With n jobs without a deadline before it, itself among them, a job of priority -100 starts at the latest when it is
+    in the top band and its segment has started 10 * n jobs more.
+    """
+    rng, queue = Random(seed), AdmissionQueue[Sent](num_slots=1, service_s=lambda *_: 10.0)
+    device_s, share, waiting = 10.0, 0.25, list[Sent]()
+    for number in range(3000):
+        now = number * device_s
+        for task, segment in (("chat", ""), ("code", "gold"), ("code", "")):
+            while queue.num_waiting(task, segment, True, is_high=False) < 4:
+                job = Sent(segment, now, now + rng.choice([100.0, 1000.0, 9000.0]))
+                job.wait_in(queue, task, priority=rng.choice([0, TOP_PRIORITY]))
+        if rng.random() < 0.9 * UNDATED_SHARE * share:
+            job = Sent("", now)
+            job.wait_in(queue, "code", priority=-TOP_PRIORITY)
+            num_before = queue.num_waiting("code", "", False, is_high=False)
+            job.bound_s = 2 * TOP_S + AGEING_S + num_before / UNDATED_SHARE * device_s / share
+            waiting.append(job)
+        for taken_lane, job in queue.next(1, running={}, now=now):
+            if job.deadline_s > now:
+                job.started_s = now
+                queue.charge({Line(taken_lane, job.segment): device_s})
+    assert sum(job.started_s < math.inf for job in waiting) > 20
+    assert all(min(job.started_s, now) - job.sent_s <= job.bound_s for job in waiting)
