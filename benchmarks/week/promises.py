@@ -131,13 +131,14 @@ class Promising:
         due = [(batch, name) for batch, name in due if batch.id in self._open]
         if not due:
             return
-        found, calibration = outlooks(self._situation(now_s, num_alive)), PromiseCorrection.of(self._kept)
+        found, calibration = outlooks(self.situation(now_s, num_alive)), PromiseCorrection.of(self._kept)
         for batch, name in due:
             outlook = found[batch.id]
             interval_s = (math.nan, math.nan, math.nan) if outlook.why else calibration.interval_s(outlook)
             batch.promises[name] = Promise(now_s, outlook, *interval_s)
 
-    def _situation(self, now_s: float, num_alive: int) -> Situation:
+    def situation(self, now_s: float, num_alive: int) -> Situation:
+        """What the database and the broker say."""
         first = 0
         hour = int(now_s // 3600)
         return Situation(
