@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,8 @@ from alphaloop import page
 from alphaloop.errors import ConfigError, NotificationFailed, package_missing
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, Incident, PastState
-from alphaloop.wording import words
+from alphaloop.store.lacks import EndedBatch, Lack
+from alphaloop.wording import counts, minute, one_line, sentence, words
 
 if TYPE_CHECKING:
     from apprise.result import AppriseResult
@@ -37,6 +38,9 @@ class NewsKind(StrEnum):
     INCIDENT_OPENED = "incident_opened"  #: of incidents
     INCIDENT_CLOSED = "incident_closed"  #: of incidents
     REPORT = "report"  #: of reports
+    LACK_OPENED = "lack_opened"  #: of lacks
+    LACK_CLOSED = "lack_closed"  #: of lacks
+    BATCH_ENDED = "batch_ended"  #: of ended_batches
 
 
 class Gravity(StrEnum):
@@ -64,7 +68,7 @@ class Notification:
     kind: NewsKind
     source_id: int
     message: NotificationText
-    is_change: bool = True  #: False: a report that found everything as it was
+    is_change: bool = True  #: False: a report that found everything as it was, a batch whose requests all got a text
 
 
 def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: str) -> Notification:
@@ -108,6 +112,40 @@ def report_news(report_id: int, created_at: datetime, headline: str, changes: Se
     )
 
 
+def lack_opened_news(lack_id: int, lack: Lack) -> Notification:
+    """Deadlines will be missed, or twice as many as was said before."""
+    title = f"alphaloop: {_shown(lack.target)}: too few workers for deadlines ({_segment(lack)})"
+    body = f"{lack.sentence}\nalphaloop status"
+    return Notification(NewsKind.LACK_OPENED, lack_id, NotificationText(title, body, Gravity.WARNING))
+
+
+def lack_closed_news(lack_id: int, lack: Lack) -> Notification:
+    """They will not any more, or none is due."""
+    title = f"alphaloop: {_shown(lack.target)}: enough workers for deadlines ({_segment(lack)})"
+    message = NotificationText(title, lack.closed_because or "", Gravity.SUCCESS)
+    return Notification(NewsKind.LACK_CLOSED, lack_id, message)
+
+
+def batch_ended_news(end_id: int, batch: EndedBatch) -> Notification:
+    """A batch has ended: its requests by what became of them, when it was promised to end, and when it did."""
+    ended = f"ended {minute(batch.ended_at.astimezone(UTC))}"
+    lines = (sentence(f"{counts(batch.by_status)}; {ended}"), sentence(batch.promise_in_words()))
+    body = "\n".join((*lines, f"alphaloop batch status {_shown(batch.batch_id)}"))
+    gravity = Gravity.WARNING if batch.num_failed else Gravity.SUCCESS
+    message = NotificationText(f"alphaloop: batch {_shown(batch.batch_id)} {batch.state}", body, gravity)
+    return Notification(NewsKind.BATCH_ENDED, end_id, message, is_change=batch.num_failed > 0)
+
+
+def _segment(lack: Lack) -> str:
+    return f"segment {_shown(lack.segment)}" if lack.segment else "no segment"
+
+
+def _shown(name: str) -> str:
+    """A name that a caller gave, in one short line."""
+    return one_line(name)[:_MAX_NAME_CHARS]
+
+
+_MAX_NAME_CHARS: Final = 200
 _LONGEST_S: Final = 30.0
 _HTTP_STATUS: Final = re.compile(r"\berror=(\d{3})\b")
 

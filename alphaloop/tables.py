@@ -225,6 +225,40 @@ promised_ends: Final = _table(
     _index("ix_promised_ends_ended_at", "ended_at", where="ended_at IS NOT NULL"),
 )
 
+#: Every batch that has ended, each time that it ended: one whose dead letters are sent again ends anew.
+ended_batches: Final = _table(
+    "ended_batches",
+    ["id"],
+    _numbered(),
+    _columns(Text, "batch_id"),
+    _instants("created_at", "ended_at"),
+    _columns(Text, "state"),
+    _columns(JSON, "by_status"),
+    _columns(Integer, "num_failed"),
+    _instants("promised_at", "ends_at", "earliest_at", "latest_at", nullable=True),
+    [UniqueConstraint("batch_id", "ended_at")],
+    _index("ix_ended_batches_ended_at", "ended_at"),
+)
+
+#: Deadlines of batches that will be missed with the workers that run.
+lacks: Final = _table(
+    "lacks",
+    ["id"],
+    _numbered(),
+    _columns(Text, "target", "segment"),
+    _instants("opened_at", "said_at"),
+    _columns(Double, "said_late"),
+    _instants("foreseen_at"),
+    _columns(Integer, "num_due", "num_late", "num_workers"),
+    _columns(Integer, "num_enough", nullable=True),
+    _instants("until_at"),
+    _columns(Text, "sentence"),
+    _instants("closed_at", nullable=True),
+    _columns(Text, "closed_because", nullable=True),
+    _index("uq_lacks_open", "target", "segment", where="closed_at IS NULL", unique=True),
+    _index("ix_lacks_said_at", "said_at"),
+)
+
 audit: Final = _table(
     "audit",
     ["id"],

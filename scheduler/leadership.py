@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -24,9 +25,11 @@ from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.coordination import LeaderLease, Term
 from alphaloop.store.database import Database, DatabaseClock
+from scheduler.beside import Beside
+from scheduler.lacks import Foreseeing
 from scheduler.loop import Scheduler
 from scheduler.metrics import KafkaLag, SchedulerMetrics
-from scheduler.notifying import Notifier, NotifyingThread
+from scheduler.notifying import Notifier
 from scheduler.timetable import MISFIRE_GRACE_S, Ticker, timetable
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,9 @@ MAX_CHECK_AGE_S: Final = 60.0
 MAX_RUN_S: Final = 1800.0
 #: Between two looks for news.
 NOTIFY_CHECK_S: Final = 10.0
+#: Between two looks ahead: at least this long, and this multiple of the time that a look takes.
+FORESEE_CHECK_S: Final = 60.0
+_PAUSE_OVER_FORESEEING: Final = 10.0
 
 
 def stay(
@@ -89,10 +95,13 @@ def stay(
         watchdog.start()
         log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url, "console": console})
 
-        def parts(term: Term) -> tuple[Scheduler, Notifier | None]:
+        def parts(term: Term) -> TermParts:
             guarded = database.guarded(term.check)
-            notifier = Notifier(guarded, sinks, dials, metrics) if sinks else None
-            return Scheduler(guarded, producer, settings, tasks_file, owner=owner, metrics=metrics), notifier
+            return TermParts(
+                Scheduler(guarded, producer, settings, tasks_file, owner=owner, metrics=metrics),
+                Foreseeing(guarded, settings, metrics, tasks_file),
+                Notifier(guarded, sinks, dials, metrics) if sinks else None,
+            )
 
         clock = DatabaseClock(database).measure
         _lead_in_turn(lease, parts, dials, clock=clock, stop=stop, died=died, liveness=liveness, metrics=metrics)
@@ -112,9 +121,18 @@ def _console(settings: Settings, tasks_file: TasksFile, exits: ExitStack) -> str
         return "-"
 
 
+@dataclass(frozen=True, slots=True)
+class TermParts:
+    """What works for one term of leadership."""
+
+    scheduler: Scheduler
+    foreseeing: Foreseeing
+    notifier: Notifier | None
+
+
 def _lead_in_turn(
     lease: LeaderLease,
-    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
+    parts: Callable[[Term], TermParts],
     dials: SchedulerSettings,
     *,
     clock: Callable[[], datetime],
@@ -125,9 +143,9 @@ def _lead_in_turn(
 ) -> None:
     """Lead whenever the lease is free, until `stop`, or until the Kafka client has `died`.
 
-    `parts` makes the scheduler and the notifier of a term in which this process leads.
+    `parts` makes what works in a term in which this process leads.
     """
-    running: list[NotifyingThread | Ticker] = []
+    running: list[Beside | Ticker] = []
     checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + CHECK_S)
     runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
@@ -141,12 +159,33 @@ def _lead_in_turn(
 
     def promote(term: Term) -> None:
         metrics.set_leader(True)
-        scheduler, notifier = parts(term)
-        if notifier is not None:
+        made = parts(term)
+        if (notifier := made.notifier) is not None:
             # Before the first run, so that what it finds counts as new.
-            running.append(NotifyingThread(notifier, clock, NOTIFY_CHECK_S))
+            running.append(
+                Beside(
+                    "notifying",
+                    lambda: notifier.send_due(clock()),
+                    NOTIFY_CHECK_S,
+                    first=lambda: notifier.add_sinks(clock()),
+                )
+            )
+        running.append(
+            Beside(
+                "foreseeing",
+                lambda: made.foreseeing.look(clock()),
+                FORESEE_CHECK_S,
+                pause_over_work=_PAUSE_OVER_FORESEEING,
+            )
+        )
         ticker = Ticker(
-            scheduler.run_once, table=table, clock=clock, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks
+            made.scheduler.run_once,
+            table=table,
+            clock=clock,
+            metrics=metrics,
+            fatal=fatal,
+            run_pulse=runs,
+            tick_pulse=ticks,
         )
         running.append(ticker)
         for part in running:

@@ -37,6 +37,7 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState, IncidentStore
 from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.job_counts import RollupStore
+from alphaloop.store.lacks import LackStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.refreshes import RefreshStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -136,6 +137,7 @@ class Scheduler:
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
         self._probes, self._refreshes = ProbeStore(database), RefreshStore(database)
         self._servers, self._workers = ServerIdentityStore(database), WorkerStore(database)
+        self._lacks = LackStore(database)
         self._spending = SpendingStore(database, settings.prices)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
@@ -355,6 +357,7 @@ class Scheduler:
                 sent=sent,
                 measured=self._switchback.shown(now),
                 incidents=self._incidents.open_incidents(),
+                lacks=self._lacks.open(),
                 watched=watched,
                 flagged=flagged,
                 spent=spent,
@@ -458,7 +461,7 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
-        drop(history, "api_batches", "batches", "promised_ends", "refreshes")
+        drop(history, "api_batches", "batches", "promised_ends", "ended_batches", "lacks", "refreshes")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         drop(now - AUDIT_KEPT_FOR, "audit")

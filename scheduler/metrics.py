@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Final
@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from alphaloop.console.reading import Remembered
 from alphaloop.store.drift import IncidentKind
+from alphaloop.store.lacks import Lack
 from scheduler.causes import Cause
 from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport, MeasuredLine
@@ -69,6 +70,7 @@ class SchedulerMetrics:
         self._last = gauge("last_success_timestamp_seconds", "When the last run succeeded")
         self._pause = gauge("longest_pause_seconds", "Longest time between two due runs")
         self._leader = gauge("is_leader", "1 while this process leads")
+        self._leads = True  # whoever shows something before it was said who leads runs once
         self._missed = counter("missed_ticks", "Ticks that came too late to run")
         self._probes = counter("probe_jobs", "Probes and controls sent", "task")
         self._budget = gauge("probe_budget_seconds", "Device time a run's probes may take")
@@ -90,6 +92,11 @@ class SchedulerMetrics:
         self._notifications = counter("notifications", tried, "sink", "outcome")
         self._failures = gauge("notification_failures", "Attempts in a row that a sink did not take", "sink")
         self._speedup, self._alpha_1 = figures("speedup", SPEEDUP), figures("alpha_1", ALPHA_1)
+        needed = "Workers with which deadlines of batches are met and other work is through in time; missing: not known"
+        self._devices_needed = gauge("devices_needed", needed, "target")
+        self._lacks = gauge("open_lacks", "Segments whose deadlines will be missed with the workers that run", "target")
+        late = "Largest share of a segment's deadlines that will be missed, of the open lacks; missing without one"
+        self._late = gauge("late_share", late, "target")
         self._jobs = gauge("jobs", "Jobs of the last day that workers claimed", "task", "purpose")
         self._expectation = figures("expectation", EXPECTATION)
         for outcome in ("succeeded", "failed"):
@@ -158,6 +165,22 @@ class SchedulerMetrics:
                 values = {"pairs": n, "held_share": expected.num_held / n, "ratio": expected.ratio}
                 _set(self._expectation, expected.task, expected.drafter, values)
 
+    def show_foreseen(self, devices_needed: Mapping[str, int | None], lacks: Sequence[Lack]) -> None:
+        """Show what a look ahead found; what is not known is missing. Nothing once this process leads no more."""
+        for shown in (self._devices_needed, self._lacks, self._late):
+            shown.clear()
+        for target, number in devices_needed.items() if self._leads else ():
+            if number is not None:
+                self._devices_needed.labels(target).set(number)
+            late = [lack.num_late / max(1, lack.num_due) for lack in lacks if lack.target == target]
+            self._lacks.labels(target).set(len(late))
+            if late:
+                self._late.labels(target).set(max(late))
+
+    def forget_foreseen(self) -> None:
+        """Show nothing of it: a look has failed."""
+        self.show_foreseen({}, ())
+
     def know_sink(self, sink: str) -> None:
         """Show a sink from the start, so that its first failure is seen as an increase."""
         for outcome in ("sent", "failed", "given_up"):
@@ -180,9 +203,11 @@ class SchedulerMetrics:
 
     def set_leader(self, is_leader: bool) -> None:
         """Record whether this process leads. One that does not any more no longer shows what it found."""
+        self._leads = is_leader
         self._leader.set(is_leader)
         if is_leader:
             return
+        self.forget_foreseen()
         gauges = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures, self._jobs)
         for gauge in (*gauges, *self._alpha_1.values(), *self._speedup.values(), *self._expectation.values()):
             gauge.clear()

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from alphaloop.batches.contents import FileContents, Writer
+from alphaloop.batches.counting import PAUSE_OVER_COUNTING, BatchCounting, counted_columns
 from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, KeptBatches, LineRules
-from alphaloop.batches.progress import PAGE, Part, Progress, RequestRow, SentBatch, count_each, rows_of, send
+from alphaloop.batches.progress import PAGE, Part, Progress, RequestRow, SentBatch, rows_of, send
 from alphaloop.batches.promising import Promising
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
@@ -59,9 +60,8 @@ KEPT_FOR: Final = timedelta(days=30)
 #: A scheduler that died is followed after it.
 LEASE_S: Final = 30.0
 _LOOK_EVERY: Final = timedelta(seconds=1)
-#: Between two counts, which read every dead letter: at least this long, and this multiple of the last count's time.
+#: Between two counts at least.
 _COUNT_EVERY_S: Final = 2.0
-_PAUSE_OVER_COUNTING: Final = 5.0
 #: After a failure that passes by itself, and after any other.
 _RETRY: Final = timedelta(seconds=5)
 _LATER: Final = timedelta(minutes=1)
@@ -72,8 +72,6 @@ _CLAIMS_SETTLED_S: Final = 3.0
 _CLEAN_EVERY_S: Final = 300.0
 _MOST_CLEANED: Final = 100
 _MOST_DUE: Final = 20
-#: Batches that are counted together, beside the API's.
-_MOST_COUNTED: Final = 1000
 _MOST_ERRORS: Final = 100
 
 
@@ -95,8 +93,7 @@ class Advancing:
         self._contents = FileContents(settings)
         self._owner, self._lease_s = owner, lease_s
         self._cancelled_at: dict[str, float] = {}  #: by batch, when its cancellations were written down, by `clock`
-        self._all, self._promising = BatchStore(database), Promising(settings, database)
-        self._looked_at: datetime | None = None  #: when they were looked for, by the database
+        self._counting, self._promising = BatchCounting(settings, database), Promising(settings, database)
         self._clean_due = self._count_due = 0.0
         self._news, self._stop = threading.Event(), threading.Event()
         turns = {"batches": self.run_once, "batch-counts": self.count_open}
@@ -154,13 +151,11 @@ class Advancing:
         if (began := self._clock()) < self._count_due:
             return
         now = DatabaseClock(self._database).measure()
-        if batches := self._all.open(_MOST_COUNTED, self._looked_at):
-            counts = count_each(batches, self._settings, self._database)
-            self._all.keep({batch_id: _values(counts[batch_id], batches[batch_id].status) for batch_id in batches})
+        batches, counts = self._counting.count(now)
+        if batches:
             self._promising.promise(batches, counts, now)
         ended = self._clock()
-        self._looked_at = now
-        self._count_due = ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
+        self._count_due = ended + max(_COUNT_EVERY_S, PAUSE_OVER_COUNTING * (ended - began))
 
     def _in_turn(self, batch_id: str) -> None:
         lease = LeaderLease(self._database, self._owner, lease_s=self._lease_s, role=f"batch {batch_id}")
@@ -173,7 +168,7 @@ class Advancing:
                 (batch, files, now), began = known, self._clock()
                 _Turn(self, lease, batch, files.get(batch.input_file_id), now).take()
                 if batch.status == "finalizing":  # it waits for redriven jobs, and was read whole
-                    pause = max(pause, timedelta(seconds=_PAUSE_OVER_COUNTING * (self._clock() - began)))
+                    pause = max(pause, timedelta(seconds=PAUSE_OVER_COUNTING * (self._clock() - began)))
         except _Ended:
             pause = timedelta(0)
         except Exception as error:
@@ -356,7 +351,7 @@ class _Turn:
         self._keep_lease()
         ids = {f"{part}_file_id": files[part].id if part in files else None for part in ("output", "error")}
         status = "cancelled" if end is Status.CANCELLED else "expired" if by_status["expired"] else "completed"
-        self._end(status, list(files.values()), **ids, used=dict(used), **_values(Progress(by_status)))
+        self._end(status, list(files.values()), **ids, used=dict(used), **counted_columns(Progress(by_status)))
 
     def _written(self, part: str, num_bytes: int, parts: Any) -> ApiFile:
         name = f"{self._batch.id}_{part}.jsonl"
@@ -385,7 +380,7 @@ class _Turn:
             counted.by_status[row.status] += 1
             if row.part == "open" and row.job_id:
                 counted.open.append(row.job_id)
-        self._changed(None, **_values(Progress(counted.by_status)))
+        self._changed(None, **counted_columns(Progress(counted.by_status)))
         return counted
 
     def _rows(
@@ -425,17 +420,6 @@ def _tokens_of(row: RequestRow) -> dict[str, int]:
     counts = {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0)}
     # Only where there are any: a console of the release before knows no such tokens.
     return {**counts, "reasoning": thought, **({"cached": cached} if cached else {})}
-
-
-def _values(progress: Progress, status: str | None = "open") -> dict[str, Any]:
-    """Columns of a batch of the API, or of another one, which has no `status`."""
-    if status is None:
-        return {"by_status": dict(progress.by_status), "is_open": progress.num_open > 0}
-    return {
-        "by_status": dict(progress.by_status),
-        "num_completed": progress.num_completed,
-        "num_failed": progress.num_failed,
-    }
 
 
 @contextmanager

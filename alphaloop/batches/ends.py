@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -182,7 +182,7 @@ class _Cost:
     walls_s: Sequence[float]
 
 
-class _Costs:
+class JobCosts:
     """Costs of lines and batches, from the jobs that were decoded lately."""
 
     def __init__(self, lately: Sequence[LatelyDecoded]) -> None:
@@ -233,7 +233,7 @@ def outlooks(situation: Situation) -> dict[str, Outlook]:
     """When each batch ends, by id."""
     if not situation.num_workers:
         return {batch.id: Outlook(why="no worker runs") for batch in situation.batches}
-    costs = _Costs(situation.lately)
+    costs = JobCosts(situation.lately)
     known, found = [], dict[str, Outlook]()
     for batch in situation.batches:
         if not sum(batch.num_open.values()):
@@ -243,12 +243,12 @@ def outlooks(situation: Situation) -> dict[str, Outlook]:
         else:
             known.append(batch)
     if known:
-        found |= _Future(situation, known, costs).play()
+        found |= Future(situation, known, costs).play()
     return found
 
 
 @dataclass(slots=True)
-class _Part:
+class BatchPart:
     """The requests of a batch in one line, over the draws."""
 
     batch: OpenBatch
@@ -260,10 +260,44 @@ class _Part:
     end_s: _Draws  #: inf before
 
 
-class _Future:
+@dataclass(frozen=True, slots=True)
+class FluidStep:
+    """What the lines got in a time: device seconds by [draw and worker, line], sums since now where not of the step."""
+
+    at_s: float  #: its beginning
+    step_s: float
+    got_s: _Draws  #: in the step
+    served_s: _Draws
+    overtaken_s: _Draws  #: of jobs that came later and went before batches
+    came_s: _Draws  #: these among them
+    come_s: _Draws  #: in the step
+    before_s: _Draws  #: of `overtaken_s`, in the step
+
+    def over_s(self, part: BatchPart) -> _Draws:
+        """Device seconds since the part of a batch ended; below 0 what it still has to get with all before it."""
+        over_s: _Draws = self.served_s[:, part.line] - part.after_s - self.overtaken_s[:, part.line]
+        return over_s
+
+    def until(self, moment_s: float) -> FluidStep:
+        """Its beginning, until this moment in it."""
+        share = (moment_s - self.at_s) / self.step_s
+        rest = 1 - share
+        return FluidStep(
+            self.at_s,
+            moment_s - self.at_s,
+            share * self.got_s,
+            self.served_s - rest * self.got_s,
+            self.overtaken_s - rest * self.before_s,
+            self.came_s - rest * self.come_s,
+            share * self.come_s,
+            share * self.before_s,
+        )
+
+
+class Future:
     """Plays the fluid. Rows of arrays are draws, in each of which every worker has a row: shares are a worker's own."""
 
-    def __init__(self, situation: Situation, batches: Sequence[OpenBatch], costs: _Costs) -> None:
+    def __init__(self, situation: Situation, batches: Sequence[OpenBatch], costs: JobCosts) -> None:
         self._situation, self._costs = situation, costs
         self._rng = np.random.default_rng(0)
         self._num_parts = min(situation.num_workers, MOST_PARTS)
@@ -276,8 +310,8 @@ class _Future:
         self._job_s = np.array([cost.mean_s for cost in self._cost]) * np.exp(spread * self._normal(len(self._lines)))
         self._speed = situation.num_workers / self._num_parts * np.exp(_SPEED_SD * self._normal(1)[:, 0])
         self._relative = np.array([(cost.sd_s / cost.mean_s) ** 2 for cost in self._cost])
-        self._parts = self._parts_of(batches)
-        self._waiting_s = self._waiting(batches)
+        self.parts = self._parts_of(batches)
+        self.waiting_s = self._waiting(batches)
         self._overtaking = self._overtaking_of(batches)
         self._by_hour = self._hours()
         self._dispersion = np.array([self._arrivals(line).dispersion for line in self._lines])
@@ -296,33 +330,54 @@ class _Future:
 
     def play(self) -> dict[str, Outlook]:
         """Until every batch has ended in every draw, or `MOST_S`."""
-        left_s = self._waiting_s.copy()  # device seconds that each line has before its first batch
-        for part in self._parts:
+        for step in self._steps(MOST_S):
+            for part in self.parts:
+                over_s = step.over_s(part)
+                ends = (over_s >= -1e-9) & np.isinf(part.end_s)
+                got = np.maximum(step.got_s[:, part.line], 1e-12)
+                part.end_s[ends] = step.at_s + step.step_s * (1 - np.clip(over_s / got, 0, 1))[ends]
+            if not any(np.isinf(part.end_s).any() for part in self.parts):
+                break
+        return self._read()
+
+    def at(self, moments_s: Iterable[float]) -> dict[float, FluidStep]:
+        """How far every line is at each of these seconds from now, which are above 0."""
+        left, seen = sorted(set(moments_s), reverse=True), dict[float, FluidStep]()
+        for step in self._steps(left[0]) if left else ():
+            while left and left[-1] <= step.at_s + step.step_s:
+                moment_s = left.pop()
+                seen[moment_s] = step.until(moment_s)
+        return seen
+
+    def segment_of(self, part: BatchPart) -> str:
+        """The segment of its requests."""
+        return self._lines[part.line][1]
+
+    def _steps(self, until_s: float) -> Iterator[FluidStep]:
+        left_s = self.waiting_s.copy()  # device seconds that each line has before its first batch
+        for part in self.parts:
             left_s[:, part.line] += part.work_s
             part.after_s = left_s[:, part.line].copy()
-        served_s, overtaken_s, at_s = np.zeros_like(left_s), np.zeros_like(left_s), 0.0
-        while at_s < MOST_S and any(np.isinf(part.end_s).any() for part in self._parts):
+        served_s, overtaken_s, came_s = (np.zeros_like(left_s) for _ in range(3))
+        at_s = 0.0
+        while at_s < until_s:
             step_s = max(_FIRST_STEP_S, _STEP_SHARE * at_s)
             come_s = self._come(at_s, step_s)
             before_s = self._job_s * self._overtaking * step_s / self._num_parts
             left_s = left_s + come_s + before_s
             got_s = self._divide(left_s, self._speed * step_s)
             left_s, served_s, overtaken_s = left_s - got_s, served_s + got_s, overtaken_s + before_s
-            for part in self._parts:
-                over_s = served_s[:, part.line] - part.after_s - overtaken_s[:, part.line]
-                ends = (over_s >= -1e-9) & np.isinf(part.end_s)
-                got = np.maximum(got_s[:, part.line], 1e-12)
-                part.end_s[ends] = at_s + step_s * (1 - np.clip(over_s / got, 0, 1))[ends]
+            came_s = came_s + come_s + before_s
+            yield FluidStep(at_s, step_s, got_s, served_s, overtaken_s, came_s, come_s + before_s, before_s)
             at_s += step_s
-        return self._read()
 
     def _read(self) -> dict[str, Outlook]:
         ends: dict[str, _Draws] = {}
-        for part in self._parts:
+        for part in self.parts:
             end_s = (part.end_s + self._tail(part)).reshape(NUM_DRAWS, self._num_parts).max(axis=1)
             ends[part.batch.id] = np.maximum(ends.get(part.batch.id, 0.0), end_s)
         found = {}
-        for batch in {part.batch.id: part.batch for part in self._parts}.values():
+        for batch in {part.batch.id: part.batch for part in self.parts}.values():
             # What no draw has ended is later than any that is promised.
             end_s = np.minimum(ends[batch.id], 2 * MOST_S)
             low_s, median_s, high_s = np.quantile(end_s, [0.16, 0.5, 0.84])
@@ -334,7 +389,7 @@ class _Future:
                 found[batch.id] = Outlook(float(median_s), sd_s, most_s)
         return found
 
-    def _parts_of(self, batches: Sequence[OpenBatch]) -> list[_Part]:
+    def _parts_of(self, batches: Sequence[OpenBatch]) -> list[BatchPart]:
         parts = []
         for batch in sorted(batches, key=lambda batch: (batch.deadline_s, batch.created_s)):
             for line, num_open in batch.num_open.items():
@@ -348,7 +403,7 @@ class _Future:
                 unit = np.maximum(relative**2, 1e-6)
                 work_s = mean_s * self._rng.gamma(np.maximum(num / unit, 1e-12), unit)
                 work_s, ends_s = np.where(num > 0, work_s, 0.0), np.where(num > 0, np.inf, 0.0)
-                part = _Part(batch, cost, self._place[line], num_open, work_s=work_s, after_s=work_s, end_s=ends_s)
+                part = BatchPart(batch, cost, self._place[line], num_open, work_s=work_s, after_s=work_s, end_s=ends_s)
                 parts.append(part)
         return parts
 
@@ -439,7 +494,7 @@ class _Future:
             got[:, lines] = divided(left_s[:, lines], weights, of_tasks[:, number])
         return got
 
-    def _tail(self, part: _Part) -> _Draws:
+    def _tail(self, part: BatchPart) -> _Draws:
         """How much longer than the mean the longest of the last jobs takes, which run at once in a worker."""
         walls_s = np.asarray(part.cost.walls_s)
         num_last = int(max(1, min(part.num_open / self._num_parts, self._costs.num_together / len(self._weights))))

@@ -20,7 +20,14 @@ from alphaloop.messages import Failure, Job, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiBatch
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import BatchStore, ListedBatch, RedriveStore, known_jobs, pages_of_batch
+from alphaloop.store.known_jobs import (
+    BatchStore,
+    ListedBatch,
+    RedriveStore,
+    claimed_among,
+    known_jobs,
+    pages_of_batch,
+)
 from alphaloop.store.promises import PromisedEnd
 
 Part = Literal["output", "error", "open"]
@@ -139,6 +146,8 @@ def count(batch: BatchSource, settings: Settings, database: Database, *, most_wr
 def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
     """What became of the requests of open batches, by id: dead letters and Kafka's backlog are read once for all.
 
+    Reads no text of a job, so a login that may not do so can count.
+
     A request counts once, by the last job that was made of its dead letters. Where a batch's number of lines is known,
     the lines that are nowhere wait; for the other batches the backlog is searched. Raises StoreError, BrokerError.
     """
@@ -148,22 +157,30 @@ def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database:
     for batch_id, status, num_jobs, failed in BatchStore(database).claimed(batches.keys()):
         counts[batch_id][status] += num_jobs
         without_text |= {job_id: (batch_id, status) for job_id in failed or ()}
-    counted_elsewhere = set[str]()
-    for start in range(0, len(without_text), PAGE):
-        for job_id, now in latest_jobs(database, list(without_text)[start : start + PAGE]).items():
-            is_conflict = now.is_claimed and without_text[job_id][1] == "refused"
-            counted_elsewhere |= {*now.made_of} or ({job_id} if is_conflict else set())
+    counted_elsewhere = _counted_elsewhere(database, {job_id: status for job_id, (_, status) in without_text.items()})
     for job_id, (batch_id, status) in without_text.items():
         counts[batch_id][status] += (status == "refused") - (job_id in counted_elsewhere)
     if unknown := {batch.id for batch in batches.values() if not batch.num_total}:
         waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown)
         batch_of = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in refused}
-        for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
+        for job_id in batch_of.keys() - claimed_among(database, batch_of):
             counts[batch_of[job_id]]["waiting"] += 1
     return {
         batch.id: Progress(dict(+counts[batch.id]), promised=batch.end).filled(batch.num_total, batch.num_invalid)
         for batch in batches.values()
     }
+
+
+def _counted_elsewhere(database: Database, without_text: Mapping[str, str]) -> set[str]:
+    """Jobs, given with their status, that another one stands for: the one made of its dead letter, or of its name."""
+    sent, elsewhere = RedriveStore(database), set[str]()
+    for start in range(0, len(without_text), PAGE):
+        page = list(without_text)[start : start + PAGE]
+        redriven = sent.among(page)
+        following = {next_job_id(job_id, is_redriven=job_id in redriven): job_id for job_id in page}
+        elsewhere |= {following[job_id] for job_id in sent.among(following)}
+        elsewhere |= claimed_among(database, [job_id for job_id in page if without_text[job_id] == "refused"])
+    return elsewhere
 
 
 def rows_of(

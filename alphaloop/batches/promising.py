@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from alphaloop.batches.ends import (
     Kept,
     LatelyDecoded,
+    Line,
     OpenBatch,
     Outlook,
     PromiseCorrection,
@@ -30,6 +32,16 @@ from alphaloop.store.workers import WorkerStore, heard_lately
 #: A promise stands for this share of what remained then, and at least this long.
 _STANDS_FOR: Final = 0.02
 _STANDS_AT_LEAST: Final = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is read once for all targets."""
+
+    now: datetime
+    waiting: Mapping[str, int]  #: messages of every task that have not ended
+    seen: Counter[str]  #: workers of the last hour by target
+    heard: Counter[str]  #: those of them that run
 
 
 class Promising:
@@ -65,36 +77,71 @@ class Promising:
         self, batches: Mapping[str, ListedBatch], counts: Mapping[str, Progress], now: datetime
     ) -> Iterable[Situation]:
         """One for each target that has a batch; None: one target decodes all."""
-        bindings, now_s = self._settings.bindings, now.timestamp()
-        places = self._store.places(batches)
-        messages = unended(self._settings.kafka, self._database)
-        waiting = {task: of.num_messages for task, of in messages.items()}
+        bindings = self._settings.bindings
+        known = self._read(now)
         by_target: defaultdict[str | None, list[OpenBatch]] = defaultdict(list)
-        for batch_id, batch in batches.items():
-            opened = _open_batch(batch, counts[batch_id], places[batch_id])
+        for opened in self._opened(batches, counts):
             targets = {bindings.target_of(task) for task, _ in opened.num_open}
             by_target[targets.pop() if len(targets) == 1 else None].append(opened)
-        heard = Counter(worker.load.target for worker in heard_lately(self._workers.seen()))
         for target, opened_here in by_target.items():
-            tasks = {task for task in waiting if target is None or bindings.is_of(target, task)}
-            tasks |= {task for batch in opened_here for task, _ in batch.num_open}
-            hour = int(now_s // 3600)
-            by_hour = self._store.jobs_by_hour(tasks, now)
-            first = min((hour for hours in by_hour.values() for hour in hours), default=hour)
-            yield Situation(
-                now_s=now_s,
-                num_workers=heard.total() if target is None else heard[target],
-                batches=opened_here,
-                num_unfinished={task: waiting.get(task, 0) for task in tasks},
-                lately=[LatelyDecoded(*row) for row in self._store.decoded_lately(tasks)],
-                arrivals=arrivals_of(by_hour, first + 1, hour),
-                task_weight=self._weight,
-                segment_weight=lambda segment: settings_of_segment(self._settings.segments, segment).weight,
-            )
+            yield self._situation(target, opened_here, known)
+
+    def by_target(
+        self, batches: Mapping[str, ListedBatch], counts: Mapping[str, Progress], now: datetime
+    ) -> dict[str, Situation]:
+        """What the workers of each target have before them, those of targets without a batch too.
+
+        A batch of tasks of several targets is divided among them. Raises StoreError, BrokerError.
+        """
+        bindings, known = self._settings.bindings, self._read(now)
+        opened = list(self._opened(batches, counts))
+        # Without bindings there is one target, which is called as its workers call it.
+        targets = bindings.targets or (*known.heard,) or (*known.seen,) or (self._settings.models.target.name,)
+        situations = {}
+        for target in targets:
+            here = [replace(batch, num_open=_of_tasks(batch, partial(bindings.is_of, target))) for batch in opened]
+            situations[target] = self._situation(target, [batch for batch in here if batch.num_open], known)
+        return situations
+
+    def _read(self, now: datetime) -> _Known:
+        messages, workers = unended(self._settings.kafka, self._database), self._workers.seen()
+        return _Known(
+            now=now,
+            waiting={task: of.num_messages for task, of in messages.items()},
+            seen=Counter(worker.load.target for worker in workers),
+            heard=Counter(worker.load.target for worker in heard_lately(workers)),
+        )
+
+    def _opened(self, batches: Mapping[str, ListedBatch], counts: Mapping[str, Progress]) -> Iterable[OpenBatch]:
+        places = self._store.places(batches)
+        return [_open_batch(batch, counts[batch_id], places[batch_id]) for batch_id, batch in batches.items()]
+
+    def _situation(self, target: str | None, batches: Sequence[OpenBatch], known: _Known) -> Situation:
+        """That of a target with these batches; None: of whichever runs."""
+        tasks = {task for task in known.waiting if target is None or self._settings.bindings.is_of(target, task)}
+        tasks |= {task for batch in batches for task, _ in batch.num_open}
+        now_s = known.now.timestamp()
+        hour = int(now_s // 3600)
+        by_hour = self._store.jobs_by_hour(tasks, known.now)
+        first = min((hour for hours in by_hour.values() for hour in hours), default=hour)
+        return Situation(
+            now_s=now_s,
+            num_workers=known.heard.total() if target is None else known.heard[target],
+            batches=batches,
+            num_unfinished={task: known.waiting.get(task, 0) for task in tasks},
+            lately=[LatelyDecoded(*row) for row in self._store.decoded_lately(tasks)],
+            arrivals=arrivals_of(by_hour, first + 1, hour),
+            task_weight=self._weight,
+            segment_weight=lambda segment: settings_of_segment(self._settings.segments, segment).weight,
+        )
 
     def _weight(self, task: str) -> float:
         known = self._settings.tasks.get(task)
         return 1.0 if known is None else known.weight
+
+
+def _of_tasks(batch: OpenBatch, is_wanted: Callable[[str], bool]) -> dict[Line, float]:
+    return {line: num for line, num in batch.num_open.items() if is_wanted(line[0])}
 
 
 def _is_due(newest: PromisedEnd | None, now: datetime) -> bool:

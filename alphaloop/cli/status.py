@@ -27,6 +27,7 @@ from alphaloop.outcomes.reading import unended
 from alphaloop.settings import Settings
 from alphaloop.store.drift import IncidentStore, KnownIncident
 from alphaloop.store.jobs import RUNNING
+from alphaloop.store.lacks import Lack, LackStore
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore, heard_lately
@@ -81,6 +82,8 @@ def status(
     for opened in now.incidents:
         kind, sentence = words(opened.found.kind), opened.found.sentence
         note(f"incident since {minute(opened.opened_at)}, {kind}: {sentence}", is_prose=True)
+    for lack in now.lacks:
+        note(lack.shown(datetime.now(UTC)), is_prose=True)
     out().print()
     for name, address in now.addresses.items():
         show_address(name, address)
@@ -93,6 +96,7 @@ class _Status:
     ages: Mapping[str, float]  #: by task, seconds since the oldest unfinished job was sent
     workers: Sequence[SeenWorker]
     incidents: Sequence[KnownIncident]
+    lacks: Sequence[Lack]
     compared: Sequence[Reliability]
     addresses: Mapping[str, str]
 
@@ -103,6 +107,7 @@ class _Status:
             "incidents": [
                 {"opened_at": incident.opened_at.isoformat(), **asdict(incident.found)} for incident in self.incidents
             ],
+            "lacks": [lack.as_json() for lack in self.lacks],
             "expectations": [asdict(drafter) for drafter in self.compared],
             **self.addresses,
         }
@@ -127,6 +132,7 @@ def _read(settings: Settings, window: timedelta) -> _Status:
             ages=ages,
             workers=workers,
             incidents=IncidentStore(database).open_incidents(),
+            lacks=LackStore(database).open(),
             compared=[reliability(of_drafter) for of_drafter in by_drafter(pairs).values()],
             addresses=_addresses(settings, database.redacted_url),
         )

@@ -29,6 +29,7 @@ from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
 from alphaloop.store.known_jobs import BatchStore
+from alphaloop.store.lacks import LackStore
 from alphaloop.store.spending import SpendingStore, spent_as_json
 
 log = logging.getLogger(__name__)
@@ -52,12 +53,18 @@ def batches(sources: Sources, request: Request) -> Page:
     known = BatchStore(sources.database).page(_PAGE_SIZE + 1, after=None if at is None else (at, behind))
     shown = known[:_PAGE_SIZE]
     last = shown[-1] if len(known) > _PAGE_SIZE else None
+    lacks = LackStore(sources.database).open()
     return Page(
         "batches.html.j2",
         "Batches",
-        {"batches": [batch_as_json(listed) for listed in shown], "max_mb": sources.settings.console.max_batch_mb},
+        {
+            "batches": [batch_as_json(listed) for listed in shown],
+            "lacks": [lack.as_json() for lack in lacks],
+            "max_mb": sources.settings.console.max_batch_mb,
+        },
         {
             "tasks": list(sources.settings.tasks),
+            "lacking": [lack.shown(datetime.now(UTC)) for lack in lacks],
             "is_first": at is None,
             "next": last and urlencode({"behind": last.id, "at": last.created_at.isoformat()}),
         },

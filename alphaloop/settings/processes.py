@@ -265,8 +265,16 @@ class SchedulerSettings(FiguresSettings):
     jobs_retention_days: int = Field(
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
-    notify_urls: tuple[SecretStr, ...] = ()  #: addresses that hear of drift and incidents, as apprise writes them
+    drain_within_s: float = Field(
+        3600.0, ge=60, le=604_800
+    )  #: work without a deadline is to be through so fast after it came: says how many workers are needed
+    notify_urls: tuple[
+        SecretStr, ...
+    ] = ()  #: addresses that hear of drift, incidents and lacks, as apprise writes them
     notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they also get
+    notify_batches: Literal["never", "failed", "always"] = (
+        "never"  #: of which ended batches they also hear; failed: those with a request without a text
+    )
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
 
 

@@ -62,7 +62,7 @@ from alphaloop.settings.processes import SessionLimits
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0014",)
+SUPPORTED_REVISIONS: Final = ("0015",)
 
 #: What to do with a database at a revision that this code does not know.
 UNKNOWN_REVISION: Final = (

@@ -207,6 +207,8 @@ _TOO_OLD: Final = {
     "api_batches": "expires_at < :before",
     "batches": "created_at < :before",
     "promised_ends": "promised_at < :before",
+    "ended_batches": "ended_at < :before",
+    "lacks": "closed_at < :before",
     "probe_runs": "scheduled_for < :before",
     "probe_texts": "decoded_at < :before",
     "expectation_pairs": "computed_at < :before",

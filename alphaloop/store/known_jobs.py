@@ -332,6 +332,11 @@ def check(database: Database) -> Integrity:
     return of_row(Integrity, database.one(_CHECK))
 
 
+def claimed_among(database: Database, job_ids: Iterable[str]) -> set[str]:
+    """Those of the jobs that a worker has claimed."""
+    return set(database.scalars(select(jobs.c.job_id).where(jobs.c.job_id.in_(list(job_ids)))))
+
+
 def ended_among(database: Database, job_ids: Iterable[str]) -> set[str]:
     """Those of the jobs whose outcome is recorded."""
     asked = text("SELECT job_id FROM jobs WHERE job_id = ANY(:job_ids) AND finished_at IS NOT NULL")

@@ -1,6 +1,7 @@
-"""The reports of the scheduler, and the notifications that were sent of reports, drift events and incidents.
+"""The reports of the scheduler, and the notifications that were sent of them and of what happened.
 
-What happened is its own record: the states of drift events, the incidents and the reports. So a notification cannot be
+What happened is its own record: the states of drift events, the incidents, the reports, the lacks and the ended
+batches. So a notification cannot be
 lost between the event and a list of things to send, because there is no such list. A row of `notifications` is written
 before the first attempt to send.
 """
@@ -20,14 +21,27 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.notifying import (
     NewsKind,
     Notification,
+    batch_ended_news,
     drift_news,
     incident_closed_news,
     incident_opened_news,
+    lack_closed_news,
+    lack_opened_news,
     report_news,
 )
 from alphaloop.store.database import Store, columns_of, of_row, values_of
 from alphaloop.store.drift import EventState, PastState, incident_of, past_state
-from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
+from alphaloop.store.lacks import EndedBatch, Lack
+from alphaloop.tables import (
+    drift_event_states,
+    drift_events,
+    ended_batches,
+    incidents,
+    lacks,
+    notification_sinks,
+    notifications,
+    reports,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +98,9 @@ class ReportStore(Store):
         return of_row(StoredReport, row) if row else None
 
 
-#: What is older is no news.
-_OLDEST: Final = timedelta(days=7)
+#: What is older is no news: of ended batches sooner, so that whoever turns these on does not get those of a week.
+_OLDEST: Final = {NewsKind.BATCH_ENDED: timedelta(days=1)}
+_WEEK: Final = timedelta(days=7)
 #: Whoever took note of an event knows it; the other states are the scheduler's.
 _TOLD_STATES: Final = tuple(state for state in EventState if state is not EventState.ACKNOWLEDGED)
 
@@ -128,8 +143,11 @@ class NotificationStore(Store):
             known_since: datetime | None = connection.execute(known).scalar()
             if known_since is None:
                 return []
-            since = max(known_since, now - _OLDEST)
-            return [news for kind in kinds for news in _READ[kind](connection, sink, since)]
+            return [
+                news
+                for kind in kinds
+                for news in _READ[kind](connection, sink, max(known_since, now - _OLDEST.get(kind, _WEEK)))
+            ]
 
     def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
         """Count an attempt that is about to be made; False where another process has begun it."""
@@ -213,11 +231,31 @@ def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending
     return _not_taken(connection, query, columns.id, sink, NewsKind.REPORT, told)
 
 
+def _lacks(connection: Connection, sink: str, since: datetime, *, closed: bool = False) -> list[Pending]:
+    at, kind, news_of = lacks.c.said_at, NewsKind.LACK_OPENED, lack_opened_news
+    if closed:
+        at, kind, news_of = lacks.c.closed_at, NewsKind.LACK_CLOSED, lack_closed_news
+    query = select(lacks).where(at >= since)
+    return _not_taken(connection, query, lacks.c.id, sink, kind, lambda row: news_of(row.id, of_row(Lack, row)))
+
+
+def _ended_batches(connection: Connection, sink: str, since: datetime) -> list[Pending]:
+    query = select(ended_batches).where(ended_batches.c.ended_at >= since)
+
+    def told(row: Row[Any]) -> Notification:
+        return batch_ended_news(row.id, of_row(EndedBatch, row))
+
+    return _not_taken(connection, query, ended_batches.c.id, sink, NewsKind.BATCH_ENDED, told)
+
+
 _READ: Final[Mapping[NewsKind, Callable[[Connection, str, datetime], list[Pending]]]] = {
     NewsKind.DRIFT: _drift,
     NewsKind.INCIDENT_OPENED: _incidents,
     NewsKind.INCIDENT_CLOSED: partial(_incidents, closed=True),
     NewsKind.REPORT: _reports,
+    NewsKind.LACK_OPENED: _lacks,
+    NewsKind.LACK_CLOSED: partial(_lacks, closed=True),
+    NewsKind.BATCH_ENDED: _ended_batches,
 }
 
 

@@ -134,13 +134,14 @@ class Promising:
         due = [(batch, name) for batch, name in due if batch.id in self._open]
         if not due:
             return
-        found, corrections = outlooks(self._situation(now_s, num_alive)), PromiseCorrection.by_quarter(self._kept)
+        found, corrections = outlooks(self.situation(now_s, num_alive)), PromiseCorrection.by_quarter(self._kept)
         for batch, name in due:
             outlook, quarter = found[batch.id], quarter_of(batch.num_total - batch.num_ended, batch.num_total)
             interval_s = (math.nan, math.nan, math.nan) if outlook.why else corrections[quarter].interval_s(outlook)
             batch.promises[name] = Promise(now_s, quarter, outlook, *interval_s)
 
-    def _situation(self, now_s: float, num_alive: int) -> Situation:
+    def situation(self, now_s: float, num_alive: int) -> Situation:
+        """What the database and the broker say."""
         first = 0
         hour = int(now_s // 3600)
         return Situation(

@@ -22,6 +22,7 @@ from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from alphaloop.probe_plan import Measurement
 from alphaloop.store.decision_inputs import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
+from alphaloop.store.lacks import Lack
 from alphaloop.store.spending import Spending, SpentBy
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.wording import how_many
@@ -38,6 +39,7 @@ from scheduler.report.data import (
     GapLine,
     HistoryPoint,
     IncidentLine,
+    LackLine,
     ProbeLine,
     RefreshReport,
     RevisionMark,
@@ -65,6 +67,7 @@ class RunFindings:
     sent: SentProbes
     measured: Mapping[str, TaskSpeedup]
     incidents: Sequence[KnownIncident]
+    lacks: Sequence[Lack]  #: that are open
     watched: Watched
     flagged: Flagged
     spent: Mapping[SpentBy, Sequence[Spending]]  #: in the last day, by each of REPORTED, the most device time first
@@ -98,6 +101,7 @@ def build_report(run: RunFindings) -> DriftReport:
         num_due=len(plan.measurements),
         num_probe_sets=plan.num_probe_sets,
         incidents=tuple(IncidentLine.of(line, line.found, num_jobs=len(line.found.job_ids)) for line in incidents),
+        lacks=tuple(LackLine.of(lack, sentence=lack.shown(counts.now)) for lack in run.lacks),
         exactness=run.watched,
         drafts=draft_lines,
         refreshes=tuple(map(RefreshReport.of, run.refreshes)),

@@ -276,6 +276,21 @@ class IncidentLine(ReportPart):
     opened_at: AwareDatetime
 
 
+class LackLine(ReportPart):
+    """Deadlines of batches that will be missed, because a target has too few workers."""
+
+    target: str
+    segment: str = Field(description="Empty: of requests without one.")
+    opened_at: AwareDatetime
+    foreseen_at: AwareDatetime = Field(description="When the numbers were computed last.")
+    num_due: int = Field(description="Requests whose deadlines come within a day.")
+    num_late: int = Field(description="Of these, expected to miss them.")
+    num_workers: int = Field(description="Workers of the target that ran.")
+    num_enough: int | None = Field(description="Workers that are enough; null: not known.")
+    until_at: AwareDatetime = Field(description="The last of the deadlines.")
+    sentence: str = Field(description="The same in words.")
+
+
 class ChangeKind(StrEnum):
     """What a change is about, the most serious first."""
 
@@ -350,6 +365,7 @@ class DriftReport(ReportPart):
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
+    lacks: tuple[LackLine, ...] = Field((), description="Deadlines that will be missed, as far as foreseen.")
     exactness: Watched = Field(Watched(), description="Probes that this run compared with their controls.")
     drafts: tuple[DraftLine, ...] = ()
     refreshes: tuple[RefreshReport, ...] = Field((), description="Open, or changed lately.")

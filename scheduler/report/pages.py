@@ -77,6 +77,8 @@ def render_text(report: DriftReport) -> str:
         )
     if report.incidents:
         chapter("Incidents", _items(map(_incident, report.incidents)))
+    if report.lacks:
+        chapter("Deadlines that will be missed", _items(line.sentence for line in report.lacks))
     measured = [(line.task, line.measured) for line in report.tasks if line.measured]
     no_verdict = "no verdict yet: no slice of the switchback experiment was recorded in the last day"
     speedups = [f"{task}: {sentence(speedup.drafter, speedup)}" for task, speedup in measured]

@@ -19,8 +19,9 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
 from alphaloop.tables import notifications
+from scheduler.beside import Beside
 from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier, NotifyingThread
+from scheduler.notifying import Notifier
 from tests.fixtures.drift import content
 from tests.fixtures.hook import Hook, running_hook
 
@@ -231,13 +232,13 @@ def test_no_failure_ends_the_thread(database: Database, hook: Hook, caplog: pyte
             told.set()
         return NOW
 
-    thread = NotifyingThread(telling, clock, check_s=0.01)
+    thread = Beside("notifying", lambda: telling.send_due(clock()), 0.01, first=lambda: telling.add_sinks(clock()))
     with caplog.at_level(logging.WARNING, logger="scheduler"):
         thread.start()
         assert told.wait(30)
         thread.stop(wait=True)
     assert hook.titles == ["alphaloop: code, tiny: drift opened (fault)"]
-    codes = [vars(record)["code"] for record in caplog.records if record.name == "scheduler.notifying"]
+    codes = [vars(record)["code"] for record in caplog.records if record.name == "scheduler.beside"]
     assert codes == ["ZeroDivisionError", "store_unavailable", "store_unavailable"]
 
 

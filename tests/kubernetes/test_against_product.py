@@ -22,6 +22,7 @@ from alphaloop.liveness import MetricsServer
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
+from scheduler.metrics import KafkaLag, SchedulerMetrics
 from tests.chaos.asking import ask
 from tests.kubernetes.kustomize import Resource, containers, load, mine, render
 
@@ -221,9 +222,9 @@ def test_a_worker_reaches_the_servers_that_it_sends_jobs_to(monkeypatch: pytest.
 
 def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPatch) -> None:
     found = settings(EXAMPLE, "worker", monkeypatch)
-    (trigger,) = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
+    devices, trigger = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
     said = variables(EXAMPLE, "worker")
-    assert trigger["type"] == "kafka"
+    assert (devices["type"], trigger["type"]) == ("prometheus", "kafka")
     metadata = trigger["metadata"]
     assert said[metadata["bootstrapServersFromEnv"]] == found.kafka.bootstrap_servers
     assert said[metadata["consumerGroupFromEnv"]] == found.kafka.group_id == KafkaSettings().group_id
@@ -244,7 +245,7 @@ def test_the_scaler_ends_workers_slowly(monkeypatch: pytest.MonkeyPatch) -> None
     assert policy["periodSeconds"] >= grace_s
     assert down["stabilizationWindowSeconds"] >= grace_s
     assert scaled["cooldownPeriod"] >= grace_s
-    assert scaled["triggers"][0]["metadata"]["excludePersistentLag"] == "false"
+    assert scaled["triggers"][1]["metadata"]["excludePersistentLag"] == "false"
     assert scaled["minReplicaCount"] >= 1
     assert scaled["maxReplicaCount"] <= found.kafka.num_partitions
     assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
@@ -260,16 +261,31 @@ def test_each_target_is_scaled_by_its_own_tasks(name: str, tmp_path: Path) -> No
     scaled = one(TARGETS, "ScaledObject", name)["spec"]
     assert scaled["scaleTargetRef"]["name"] == one(TARGETS, "Deployment", name)["metadata"]["name"]
     target = variables(TARGETS, name)["ALPHALOOP_MODELS__TARGET__NAME"]
-    assert {trigger["metadata"]["topic"] for trigger in scaled["triggers"]} == {
-        jobs_topic(task) for task in bindings.tasks if bindings.target_of(task) == target
-    }
-    (group_scaled,) = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
-    for trigger in scaled["triggers"]:
-        said = {**trigger["metadata"], "lagThreshold": group_scaled["metadata"]["lagThreshold"]}
-        assert said == {**group_scaled["metadata"], "topic": said["topic"]}
-    names = [trigger["name"] for trigger in scaled["triggers"]]
-    formula = scaled["advanced"].get("scalingModifiers", {"formula": names[0]})["formula"]
-    assert formula.split(" + ") == names, "the lag of every task counts"
+    tasks = [task for task in bindings.tasks if bindings.target_of(task) == target]
+    devices, *lags = scaled["triggers"]
+    assert [trigger["metadata"]["topic"] for trigger in lags] == [jobs_topic(task) for task in tasks]
+    group_devices, group_scaled = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
+    for trigger in lags:
+        assert trigger["metadata"] == {**group_scaled["metadata"], "topic": trigger["metadata"]["topic"]}
+    query = devices["metadata"]["query"]
+    assert f'{{target="{target}"}}' in query
+    assert f'{{task=~"{"|".join(tasks)}"}}' in query
+    others = {name: value for name, value in group_devices["metadata"].items() if name != "query"}
+    assert others == {name: value for name, value in devices["metadata"].items() if name != "query"}
+
+
+def test_every_scaler_asks_for_the_metrics_of_the_scheduler() -> None:
+    """By names that the process has; a query without an answer is a failure, and then some workers stay."""
+    lag = KafkaLag(dict)
+    lag.close()
+    known = {family.name for family in (*SchedulerMetrics().registry.collect(), *lag.describe())}
+    for resources, name in ((EXAMPLE, "worker"), (TARGETS, "worker"), (TARGETS, "worker-large")):
+        scaled = one(resources, "ScaledObject", name)["spec"]
+        (devices,) = (trigger for trigger in scaled["triggers"] if trigger["type"] == "prometheus")
+        assert set(re.findall(r"alphaloop_\w+", devices["metadata"]["query"])) <= known
+        assert (devices["metricType"], devices["metadata"]["threshold"]) == ("AverageValue", "1")
+        assert devices["metadata"]["ignoreNullValues"] == "false"
+        assert scaled["minReplicaCount"] <= scaled["fallback"]["replicas"] <= scaled["maxReplicaCount"]
 
 
 def test_workers_of_a_second_target_are_others_pods_with_the_same_manifest() -> None:

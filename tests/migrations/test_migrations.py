@@ -91,9 +91,9 @@ def test_a_database_of_an_earlier_checkout_is_refused_as_it_is(empty_database_ur
         database.change(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
         database.change(text("DELETE FROM code_revisions"))
         database.change(text("INSERT INTO code_revisions VALUES (:revision)"), {"revision": revision})
-        with pytest.raises(SchemaMismatch, match=f"expected schema revision 0014.*found {revision}") as start:
+        with pytest.raises(SchemaMismatch, match=f"expected schema revision 0015.*found {revision}") as start:
             database.check_revision()
-    with pytest.raises(SchemaMismatch, match=f"up to 0014, found {revision}") as migrate:
+    with pytest.raises(SchemaMismatch, match=f"up to 0015, found {revision}") as migrate:
         schema.upgrade(empty_database_url)
     assert start.value.hint == migrate.value.hint
     assert "create a new one" in (start.value.hint or "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
+from alphaloop.store.lacks import Lack
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport
@@ -88,3 +90,26 @@ def shown(metrics: SchedulerMetrics) -> set[str]:
         for sample in found
         if not math.isnan(sample.value) and not sample.name.endswith("_created")
     }
+
+
+def test_what_is_foreseen_is_missing_where_it_is_not_known_and_once_this_process_leads_no_more() -> None:
+    metrics = SchedulerMetrics()
+    lack = Lack("large", "gold", AT, AT, 0.25, AT, 40, 10, 1, 2, AT, "Late.")
+    worse = replace(lack, segment="", num_late=30)
+    metrics.set_leader(True)
+    metrics.show_foreseen({"large": 2, "small": 0, "new": None}, [lack, worse])
+    needed = [value(metrics, "devices_needed", target=target) for target in ("large", "small", "new")]
+    assert needed == [2, 0, None]
+    assert [value(metrics, "open_lacks", target=target) for target in ("large", "small", "new")] == [2, 0, 0]
+    assert (value(metrics, "late_share", target="large"), value(metrics, "late_share", target="small")) == (0.75, None)
+    metrics.show_foreseen({"large": 1}, [])
+    assert (value(metrics, "devices_needed", target="large"), value(metrics, "devices_needed", target="small")) == (
+        1,
+        None,
+    )
+    assert value(metrics, "late_share", target="large") is None
+    metrics.set_leader(False)
+    assert value(metrics, "devices_needed", target="large") is None
+    metrics.show_foreseen({"large": 1}, [lack])  # by a look that was under way
+    assert value(metrics, "devices_needed", target="large") is None
+    assert value(metrics, "open_lacks", target="large") is None

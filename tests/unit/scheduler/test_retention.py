@@ -129,7 +129,7 @@ def test_a_broker_that_does_not_answer_keeps_every_job(tmp_path: Path) -> None:
 
 
 def test_a_run_deletes_for_a_bounded_time(tmp_path: Path) -> None:
-    seconds = iter([0.0, 59.0, 119.0, *[120.0] * 20])
+    seconds = iter([0.0, 59.0, 119.0, *[120.0] * 25])
     asked = keep(tmp_path, lambda: DAY, lambda: next(seconds))
     assert list(asked) == ["decisions", "expectation_pairs"]
 
