@@ -243,6 +243,8 @@ class Story:
         worn = Worn(task=None, drafter=CANDIDATE, sound=_SOUND, wholly=_WEARING) if story is Told.WORN else None
         with on.worker(configs, Faults(seed=self.options.seed, worn=worn)) as worker:
             self._decode(on, jobs.of_all(), worker)
+            if story is Told.WORN:  # the parent has to be chosen where it is to come back
+                self._decode(on, jobs.of_one(self.options.busy), worker)
             if story is Told.STALE:
                 self._say(f"under another target: {on.measure(configs, worker)} probes and controls")
             on.run_scheduler(configs)

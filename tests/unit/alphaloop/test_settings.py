@@ -337,7 +337,7 @@ _FIXED = {"drafter": "lookup", "num_draft_tokens": 4}
             },
             "expected one num_draft_tokens of the drafter lookup, found 4 at one and 8 at two",
         ),
-        ({"one": {"metrics_url": "http://gpu/metrics"}}, "expected metrics_url with a drafter only"),
+        ({"one": {"metrics_url": "http://gpu/metrics"}}, "expected metrics_url with a drafter or a reserve only"),
         (
             {"one": _FIXED, "two": {**_FIXED, "metrics_url": "http://gpu/metrics"}},
             "expected metrics_url at all endpoints of the drafter lookup or at none, found it at two and not at one",
