@@ -90,7 +90,7 @@ def test_plots_are_light_or_dark_with_their_page() -> None:
     assert not re.findall(r"(?:fill|stroke|style)\b", plots), "their colours are the style's"
     assert set(re.findall(r"\.plot[^{]*\{[^}]*?(?:fill|stroke): ([^;]+);", html)) <= {
         "none",
-        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "green", "grey", "paper")),
+        *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "green", "grey", "paper", "amber-line")),
     }
     variables = set(re.findall(r"var\((--[a-z-]+)\)", html))
     for colours in re.findall(r":root \{(.*?)\}", html, re.DOTALL):
