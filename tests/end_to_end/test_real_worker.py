@@ -45,7 +45,6 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
 ) -> None:
     """A process dies. A worker in this process takes over with the target that says what each text must be."""
     settings = worker_settings
-    assert settings.postgres.url is not None
     # What no decision can be taken without is measured, and no more: calibration has tests of its own.
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(smollm2_engine, name, lambda *_: 1.0)
@@ -53,20 +52,7 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     jobs = [Job(job_id=f"job-{n}", task="code", body=Body.model_validate(body)) for n, body in enumerate(asked)]
     client = Client(settings)
     client.send("code", [encode_job(job) for job in jobs])
-    killed = processes(
-        "worker",
-        {
-            "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
-            "DATABASE_URL": settings.postgres.url.get_secret_value(),
-        },
-        ALPHALOOP_KAFKA__GROUP_ID=settings.kafka.group_id,
-        ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS=str(settings.kafka.session_timeout_ms),
-        ALPHALOOP_MODELS__TARGET__SOURCE=SMOLLM2,
-        ALPHALOOP_MODELS__TARGET__DTYPE="float32",
-        ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
-        ALPHALOOP_WORKER__LEASE_S="5",
-    )
-    killed.event("worker_ready")
+    killed = _ready_worker(processes, settings, ALPHALOOP_WORKER__LEASE_S="5")
     until(lambda: {"succeeded", "running"} <= _statuses(database).keys(), "the worker is in mid-batch")
     killed.process.kill()
     killed.process.wait(30)
@@ -97,7 +83,6 @@ def test_a_busy_worker_that_is_scaled_away_gives_its_jobs_to_another_one(
 ) -> None:
     """SIGTERM with less time than its jobs take. The lease is longer than the test: nobody waits for one to run out."""
     settings = worker_settings
-    assert settings.postgres.url is not None
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(smollm2_engine, name, lambda *_: 1.0)
     names = [f"job-{number}" for number in range(4)]
@@ -107,21 +92,7 @@ def test_a_busy_worker_that_is_scaled_away_gives_its_jobs_to_another_one(
     ]
     client = Client(settings)
     client.send("code", [encode_job(job) for job in jobs])
-    scaled_away = processes(
-        "worker",
-        {
-            "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
-            "DATABASE_URL": settings.postgres.url.get_secret_value(),
-        },
-        ALPHALOOP_KAFKA__GROUP_ID=settings.kafka.group_id,
-        ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS=str(settings.kafka.session_timeout_ms),
-        ALPHALOOP_MODELS__TARGET__SOURCE=SMOLLM2,
-        ALPHALOOP_MODELS__TARGET__DTYPE="float32",
-        ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
-        ALPHALOOP_WORKER__LEASE_S="3600",
-        ALPHALOOP_WORKER__DRAIN_S="0.5",
-    )
-    scaled_away.event("worker_ready")
+    scaled_away = _ready_worker(processes, settings, ALPHALOOP_WORKER__LEASE_S="3600", ALPHALOOP_WORKER__DRAIN_S="0.5")
     until(lambda: _statuses(database).get("running") == len(jobs), "all its jobs are claimed")
     until(lambda: _in_steps(scaled_away) > 0, "it decodes")
     assert scaled_away.stop() == 0, "it left by itself"
@@ -142,6 +113,26 @@ def test_a_busy_worker_that_is_scaled_away_gives_its_jobs_to_another_one(
     assert database.scalar(text("SELECT sum(num_crashes) FROM jobs")) == 0
     assert database.scalar(text("SELECT count(*) FROM decode_runs")) == len(jobs), "decoded to the end once"
     assert dlq_topic(jobs_topic("code")) not in list_topics(settings.kafka)
+
+
+def _ready_worker(processes: Any, settings: Settings, **environment: str) -> Any:
+    """A worker process with the model, once it takes jobs."""
+    assert settings.postgres.url is not None
+    worker = processes(
+        "worker",
+        {
+            "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
+            "DATABASE_URL": settings.postgres.url.get_secret_value(),
+        },
+        ALPHALOOP_KAFKA__GROUP_ID=settings.kafka.group_id,
+        ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS=str(settings.kafka.session_timeout_ms),
+        ALPHALOOP_MODELS__TARGET__SOURCE=SMOLLM2,
+        ALPHALOOP_MODELS__TARGET__DTYPE="float32",
+        ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
+        **environment,
+    )
+    worker.event("worker_ready")
+    return worker
 
 
 def _in_steps(process: Any) -> int:
