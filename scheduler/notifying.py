@@ -1,7 +1,7 @@
 """Tells people what happened, while this process leads: drift, incidents, lacks, and if asked for reports and batches.
 
 At least once: an attempt is counted before it is made, so a process that dies in one leaves it to the next leader, and
-what the service had already taken then comes twice. Two leaders do not tell the same: the attempt of one is refused.
+what the service had already taken then comes twice. Two leaders do not send the same: the attempt of one is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from scheduler.metrics import SchedulerMetrics
 log = logging.getLogger(__name__)
 
 _ALWAYS: Final = (
-    *(NewsKind.DRIFT, NewsKind.INCIDENT_OPENED, NewsKind.INCIDENT_CLOSED),
-    *(NewsKind.LACK_OPENED, NewsKind.LACK_CLOSED),
+    NewsKind.DRIFT,
+    NewsKind.INCIDENT_OPENED,
+    NewsKind.INCIDENT_CLOSED,
+    NewsKind.LACK_OPENED,
+    NewsKind.LACK_CLOSED,
 )
 #: A notification that was not taken is sent again after each of these, and then no more.
 RETRY_DELAYS_S: Final = (60, 300, 1800, 7200, 21_600)

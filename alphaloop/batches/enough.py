@@ -184,8 +184,8 @@ def _foreseen(situation: Situation, batches: list[OpenBatch], num_workers: int, 
     undone_s += _by_draw(np.maximum(0.0, waiting_s - np.maximum(0.0, soon.served_s - soon.overtaken_s)).sum(axis=1))
     wanted_s += _by_draw(waiting_s.sum(axis=1))
     by_then_s = waiting_s + soon.came_s
-    behind_s = _by_draw(np.maximum(0.0, by_then_s - later.served_s).sum(axis=1))
-    shares = np.maximum(_share(undone_s, wanted_s), _share(behind_s, _by_draw(by_then_s.sum(axis=1))))
+    overdue_s = _by_draw(np.maximum(0.0, by_then_s - later.served_s).sum(axis=1))
+    shares = np.maximum(_share(undone_s, wanted_s), _share(overdue_s, _by_draw(by_then_s.sum(axis=1))))
     return Foreseen(num_workers, due, float(np.median(shares)))
 
 

@@ -1,9 +1,8 @@
 """The reports of the scheduler, and the notifications that were sent of them and of what happened.
 
 What happened is its own record: the states of drift events, the incidents, the reports, the lacks and the ended
-batches. So a notification cannot be
-lost between the event and a list of things to send, because there is no such list. A row of `notifications` is written
-before the first attempt to send.
+batches. So a notification cannot be lost between the event and a list of things to send, because there is no such list.
+A row of `notifications` is written before the first attempt to send.
 """
 
 from __future__ import annotations
@@ -98,9 +97,9 @@ class ReportStore(Store):
         return of_row(StoredReport, row) if row else None
 
 
-#: What is older is no news: of ended batches sooner, so that whoever turns these on does not get those of a week.
-_OLDEST: Final = {NewsKind.BATCH_ENDED: timedelta(days=1)}
-_WEEK: Final = timedelta(days=7)
+#: What is older is no news. Ended batches age sooner, so that whoever turns these on does not get those of a week.
+_NEWS_FOR: Final = timedelta(days=7)
+_NEWS_OF_BATCHES_FOR: Final = timedelta(days=1)
 #: Whoever took note of an event knows it; the other states are the scheduler's.
 _TOLD_STATES: Final = tuple(state for state in EventState if state is not EventState.ACKNOWLEDGED)
 
@@ -143,11 +142,11 @@ class NotificationStore(Store):
             known_since: datetime | None = connection.execute(known).scalar()
             if known_since is None:
                 return []
-            return [
-                news
-                for kind in kinds
-                for news in _READ[kind](connection, sink, max(known_since, now - _OLDEST.get(kind, _WEEK)))
-            ]
+            found: list[Pending] = []
+            for kind in kinds:
+                news_for = _NEWS_OF_BATCHES_FOR if kind is NewsKind.BATCH_ENDED else _NEWS_FOR
+                found += _READ[kind](connection, sink, max(known_since, now - news_for))
+            return found
 
     def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
         """Count an attempt that is about to be made; False where another process has begun it."""
