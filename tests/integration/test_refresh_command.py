@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,11 @@ out = pathlib.Path(sys.argv[-1])
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
+def work(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "work"
     folder.mkdir()
-    return folder
+    yield folder
+    shutil.rmtree(folder)  # gigabytes, and pytest keeps the folders of three runs
 
 
 def run(
@@ -189,6 +191,19 @@ def test_one_that_takes_too_much_is_ended(work: Path, code: str, what: str) -> N
     with pytest.raises(CommandFailed) as failed:
         run(work, f"import sys, time\n{code}\n")
     assert f"expected at most {LIMITS.max_bytes} bytes of {what}, found" in failed.value.message
+
+
+@pytest.mark.parametrize("line", ["x" * 10000, "", '{"event": "note", "text": "x"}', "x" * 10 + "\\r"])
+def test_one_that_prints_without_end_is_looked_at_all_the_same(work: Path, line: str) -> None:
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    assert not run(work, f"while True: print({line!r})\n", should_stop=should_stop)
+    assert asked == 4
 
 
 FACTS: Final = ("tiny", "heads-2", "h2", "/drafts/h2")

@@ -41,6 +41,8 @@ _GRACE_S: Final = 5.0
 _LOOK_S: Final = 0.1
 _MAX_JSON_BYTES: Final = 16 << 20
 _MAX_LINE_BYTES: Final = 64 << 10
+#: Bytes of output read between two looks at what a command takes: who prints without end is looked at all the same.
+_READ_BYTES: Final = 1 << 20
 #: What is said of an output: its last lines, and characters of a message or a line.
 _NUM_LAST_LINES: Final = 3
 _MAX_SAID_CHARS: Final = 300
@@ -136,7 +138,7 @@ def _run(
     try:
         child.start()
         while child.is_running:
-            events.read()
+            events.read(_READ_BYTES)
             if should_stop():
                 return None
             _refuse_excess(child, work, limits, deadline)
@@ -146,7 +148,7 @@ def _run(
         raise _Ended(error.message) from None
     finally:
         child.stop()
-    events.read()
+    events.read(limits.max_bytes)
     events.end()
     return code
 
@@ -227,11 +229,12 @@ class _Events:
         """The last of them; empty where there is none."""
         return self.last_lines[-1] if self.last_lines else ""
 
-    def read(self) -> None:
-        """Everything that was written since the last call."""
+    def read(self, max_bytes: int) -> None:
+        """What was written since the last call, or the first `max_bytes` of it."""
+        end = self._position + max_bytes
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(self._position)
-            while part := file.read(1 << 20):
+            while part := file.read(min(_READ_BYTES, end - self._position)):
                 self._position += len(part)
                 *lines, rest = (self._rest + part).split(b"\n")
                 self._rest = rest[-_MAX_LINE_BYTES:]
