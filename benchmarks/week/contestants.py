@@ -23,6 +23,7 @@ from worker.ordering.sharing import FairShares
 
 LEAST_PARTITIONS: Final = 4  #: of each topic
 MAX_UNREAD_BYTES: Final = 64_000_000  #: worker.max_buffered_bytes
+FETCHED: Final = 1000  #: records of a partition at once: a consumer's max.partition.fetch.bytes, of records of 1 KB
 
 
 class Admission(Protocol):
@@ -150,22 +151,27 @@ class WorkerAdmission:
             self._log.finish(job)
 
     def _poll(self) -> None:
-        for where, records in self._log.partitions.items():
-            if where[1] not in self._mine:
-                continue
-            low, position = self._low.get(where, 0), self._position.get(where, 0)
-            while low < len(records) and records[low].is_finished:
-                low += 1
-            self._low[where] = low
-            position = max(position, low)
-            deliveries = []
-            unread = self._unread[where[0].endswith(".high")]
-            while position < len(records) and position - low < MAX_WATERMARK_DISTANCE and unread.room_bytes > 0:
-                if not records[position].is_claimed:
-                    deliveries.append(_delivery(where, position, records[position].job))
-                position += 1
-            self._position[where] = position
-            unread.put(deliveries)
+        """Some records of each partition in turn, as a consumer fetches a backlog."""
+        mine = [where for where in self._log.partitions if where[1] in self._mine]
+        while mine:
+            mine = [where for where in mine if self._fetch(where, self._log.partitions[where])]
+
+    def _fetch(self, where: tuple[str, int], records: Sequence[Sent]) -> bool:
+        """The next records of a partition. Returns whether there may be more to fetch now."""
+        low, position = self._low.get(where, 0), self._position.get(where, 0)
+        while low < len(records) and records[low].is_finished:
+            low += 1
+        self._low[where] = low
+        position = max(position, low)
+        deliveries = []
+        unread = self._unread[where[0].endswith(".high")]
+        end = min(len(records), position + FETCHED, low + MAX_WATERMARK_DISTANCE) if unread.room_bytes > 0 else position
+        for offset in range(position, end):
+            if not records[offset].is_claimed:
+                deliveries.append(_delivery(where, offset, records[offset].job))
+        self._position[where] = max(position, end)
+        unread.put(deliveries)
+        return end == position + FETCHED
 
     def _read(self, now_s: float) -> None:
         for is_high, unread in self._unread.items():
