@@ -1,7 +1,7 @@
 """How long jobs take that come at once, as `alphaloop capacity` plans it from others, beside a real worker's drain.
 
-    python -m benchmarks.week.drain --prompts FOLDER                          # a quarter of an hour
-    python -m benchmarks.week.drain --prompts FOLDER --rounds 1 --num 40 --history 20    # a minute
+    python -m benchmarks.week.drain --prompts FOLDER                          # three quarters of an hour
+    python -m benchmarks.week.drain --prompts FOLDER --rounds 1 --num 40 --history 20    # two minutes
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. In each round a worker with an empty ledger drains some jobs, the
 history. Load curve and work come from what it recorded of them alone. Each of the jobs that are judged, of other
@@ -38,7 +38,7 @@ from benchmarks.workers import started_worker
 BAR: Final = 0.15  #: of the time that a drain took
 MODES: Final = ("vanilla", "auto")
 TASKS: Final = ("chat", "code", "customer_support", "sql")
-_MAX_CHARACTERS: Final = 2000  #: of a prompt
+_MAX_CHARACTERS: Final = 600  #: of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ def _drains(options: argparse.Namespace, servers: Servers, folder: Path) -> Iter
 
 
 def _limited(jobs: Sequence[PromptJob], rng: random.Random) -> tuple[PromptJob, ...]:
-    """Short outputs, so that a round takes a minute."""
-    return tuple(replace(job, max_tokens=rng.randint(32, 96)) for job in jobs)
+    """Short outputs, so that a drain takes minutes on a CPU."""
+    return tuple(replace(job, max_tokens=rng.randint(8, 24)) for job in jobs)
 
 
 def _drained(servers: Servers, jobs: Jobs, decoding: str, *, num_slots: int, seed: int, folder: Path) -> Drain:
