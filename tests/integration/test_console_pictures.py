@@ -19,9 +19,10 @@ ROOT: Final = Path(__file__).parents[2]
 @pytest.mark.postgres
 @pytest.mark.kafka
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_guides_pictures_show_the_pages_of_today(browser: Browser, tmp_path: Path) -> None:
     taking = [sys.executable, "-m", "benchmarks.console", "--tasks", "6", "--pictures", str(tmp_path)]
-    done = subprocess.run(taking, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(taking, cwd=ROOT, capture_output=True, text=True, timeout=570)
     assert done.returncode == 0, done.stderr
     kept = ROOT / "docs" / "guides" / "console"
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in kept.iterdir()}
