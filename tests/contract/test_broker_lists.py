@@ -13,6 +13,7 @@ from alphaloop.kafka.topics import ensure_topics, topic_lister
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import Member, pump, send
+from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
 
@@ -157,4 +158,4 @@ def test_one_client_lists_the_topics_again_and_again(kafka_settings: KafkaSettin
     ask, topic = topic_lister(kafka_settings), jobs_topic(fresh_prefix)
     assert topic not in ask()
     ensure_topics(kafka_settings, [fresh_prefix])
-    assert topic in ask()
+    until(lambda: topic in ask(), "the broker that is asked knows it")

@@ -183,6 +183,7 @@ def test_a_task_whose_rival_has_gone_leaves_its_block() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_rival_of_equal_worth_is_held_by_as_many_intervals_as_they_say() -> None:
     runs = [play(seed, num_rounds=3000) for seed in range(400)]
     assert 0.93 <= mean(speedup.low <= 1 <= speedup.high for speedup, _ in runs) <= 0.97
