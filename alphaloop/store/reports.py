@@ -142,11 +142,11 @@ class NotificationStore(Store):
             known_since: datetime | None = connection.execute(known).scalar()
             if known_since is None:
                 return []
-            found: list[Pending] = []
+            pending: list[Pending] = []
             for kind in kinds:
                 news_for = _NEWS_OF_BATCHES_FOR if kind is NewsKind.BATCH_ENDED else _NEWS_FOR
-                found += _READ[kind](connection, sink, max(known_since, now - news_for))
-            return found
+                pending += _READ[kind](connection, sink, max(known_since, now - news_for))
+            return pending
 
     def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
         """Count an attempt that is about to be made; False where another process has begun it."""

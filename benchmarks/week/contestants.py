@@ -165,11 +165,12 @@ class WorkerAdmission:
         position = max(position, low)
         deliveries = []
         unread = self._unread[where[0].endswith(".high")]
-        end = min(len(records), position + FETCHED, low + MAX_WATERMARK_DISTANCE) if unread.room_bytes > 0 else position
+        num_wanted = FETCHED if unread.room_bytes > 0 else 0
+        end = min(len(records), position + num_wanted, low + MAX_WATERMARK_DISTANCE)
         for offset in range(position, end):
             if not records[offset].is_claimed:
                 deliveries.append(_delivery(where, offset, records[offset].job))
-        self._position[where] = max(position, end)
+        self._position[where] = end
         unread.put(deliveries)
         return end == position + FETCHED
 

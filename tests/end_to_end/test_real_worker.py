@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 MAX_TOKENS = 8
 #: A second's worth and more, however fast the machine is.
-LONG_TOKENS = 160  #: more than a worker decodes while it is stopped
+LONG_TOKENS = 160
 PROMPTS = tuple(
     f"Repeat this list in reverse order, then explain step {number}: {', '.join(words)}"
     for number, words in enumerate(zip(*[iter(sorted(dir(str) + dir(list)))] * 4, strict=False))

@@ -193,7 +193,7 @@ def test_one_that_takes_too_much_is_ended(work: Path, code: str, what: str) -> N
     assert f"expected at most {LIMITS.max_bytes} bytes of {what}, found" in failed.value.message
 
 
-@pytest.mark.parametrize("line", ["x" * 10000, "", '{"event": "note", "text": "x"}', "x" * 10 + "\\r"])
+@pytest.mark.parametrize("line", ["x" * 10000, "", '{"event": "note", "text": "x"}', "x" * 10 + "\r"])
 def test_one_that_prints_without_end_is_looked_at_all_the_same(work: Path, line: str) -> None:
     asked = 0
 

@@ -15,9 +15,10 @@ other.
 may. Probes under both targets make the draft stale; then the same.
 
 `worn`: as `new-target`, until the candidate drafts. Then its drafts begin to be wrong, and jobs are counted until the
-parent decodes again. Heads draft alone, because look-up beside worn ones stays sound and hides what is lost. Every task
-asks for drafts, because the parent was made for another target, and is slower than vanilla on a CPU: the question is
-which heads draft, not whether.
+parent decodes again. Heads draft alone, because look-up beside worn ones stays sound and hides what is lost; and for
+one sequence at a time, so that no job ends after the first wrong draft that was decided long before it. Every task asks
+for drafts: the parent was made for another target, and is slower than vanilla on a CPU, so the question is which heads
+draft, not whether.
 
 The last line is JSON; the exit code is 1 where a step did not follow.
 """
@@ -231,8 +232,8 @@ class Story:
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)
         if alone:
             (folder / "models.toml").write_text("")  # without the shipped look-up
-        each = "train_from_traffic = true\n" + ('decoding = "speculative"\n' if alone else "")
-        (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\n{each}" for task in tasks))
+        task_settings = "train_from_traffic = true\n" + ('decoding = "speculative"\n' if alone else "")
+        (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\n{task_settings}" for task in tasks))
         return folder
 
     def _live(
@@ -416,10 +417,12 @@ def forget_target(heads: Path) -> None:
 
 
 def num_jobs_until(drafters: Sequence[str], back: Collection[str]) -> int | None:
-    """Jobs before those of `back` that last to the newest; None: the newest is none of theirs.
+    """How many jobs come before the last unbroken run of jobs that the drafters `back` drafted for.
+
+    None if the newest job has none of these drafters.
 
     Args:
-        drafters: of a task's jobs since their drafts began to be wrong, the oldest first.
+        drafters: of a task's jobs since its drafts began to be wrong, the oldest first.
     """
     lasting = sum(1 for _ in takewhile(lambda drafter: drafter in back, reversed(drafters)))
     return len(drafters) - lasting if lasting else None

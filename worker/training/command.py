@@ -41,7 +41,8 @@ _GRACE_S: Final = 5.0
 _LOOK_S: Final = 0.1
 _MAX_JSON_BYTES: Final = 16 << 20
 _MAX_LINE_BYTES: Final = 64 << 10
-#: Bytes of output read between two looks at what a command takes: who prints without end is looked at all the same.
+#: Bytes of output read between two looks at what a command takes, because one that prints without end has no end of
+#: its log to be read to.
 _READ_BYTES: Final = 1 << 20
 #: What is said of an output: its last lines, and characters of a message or a line.
 _NUM_LAST_LINES: Final = 3
