@@ -138,7 +138,11 @@ def test_a_trainer_that_was_killed_is_followed_by_the_next_one(
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs(settings, tmp_path, monkeypatch)))
     child = subprocess.Popen([sys.executable, "-m", "worker.trainer"])
     try:
-        until(lambda: child.poll() is not None or (texts.exists() and texts.stat().st_size > 0), "a text is written")
+        until(
+            lambda: child.poll() is not None or (texts.exists() and texts.stat().st_size > 0),
+            "a text is written",
+            timeout_s=240.0,  # the child imports torch and loads a model, beside every other test
+        )
         assert child.poll() is None
     finally:
         child.kill()
