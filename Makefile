@@ -45,7 +45,7 @@ demo: $(INSTALLED) ## real jobs through Kafka, a language model and Postgres, to
 
 test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language model (15 minutes)
 	@echo "==> tests"
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations 30 $(ARGS)
 
 first-hour: $(INSTALLED) ## the README's and the guides' commands on an empty machine, every output compared (5 minutes)
 	@$(BIN)/python -m tests.first_hour $(ARGS)
