@@ -37,7 +37,7 @@ from benchmarks.workers import started_worker
 
 BAR: Final = 0.15  #: of the time that a drain took
 MODES: Final = ("vanilla", "auto")
-TASKS: Final = ("chat", "code", "customer_support", "sql")
+TASKS: Final = ("chat", "code", "customer_support", "math")
 _MAX_CHARACTERS: Final = 600  #: of a prompt
 
 
