@@ -37,7 +37,7 @@ from benchmarks.workers import started_worker
 
 BAR: Final = 0.15  #: of the time that a drain took
 MODES: Final = ("vanilla", "auto")
-TASKS: Final = ("chat", "code", "customer_support", "math")
+TASKS: Final = ("chat", "code", "customer_support", "math", "translation")
 _MAX_CHARACTERS: Final = 600  #: of a prompt
 
 
@@ -175,7 +175,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), help="of configs/tasks.toml, with files there")
     parser.add_argument("--num", type=int, default=300, help="jobs that come at once and are judged")
-    parser.add_argument("--history", type=int, default=100, help="jobs that the plan is made from")
+    parser.add_argument("--history", type=int, default=200, help="jobs that the plan is made from")
     parser.add_argument("--slots", type=int, default=16, help="sequences that decode together")
     parser.add_argument("--rounds", type=int, default=5, help="drains of each way of decoding")
     parser.add_argument("--decoding", nargs="+", default=list(MODES), choices=MODES)
