@@ -128,7 +128,7 @@ class _Demo:
 
         Raises AlphaloopError where a step fails.
         """
-        prompts = self._harvest()
+        prompts, begun_at = self._harvest(), datetime.now(UTC)
         self.step = "starting the broker and the database"
         with EmbeddedStack(self.settings, on_event=note) as running:
             self.step = "creating the schema and the topics"
@@ -138,7 +138,7 @@ class _Demo:
                 self._measure(running, database, worker)
                 self._send_traffic(running, worker, prompts)
                 self._report(running, database, prompts)
-                self._check(database)
+                self._check(database, begun_at)
             self.step = "stopping"
         folder, here = self.settings.data_dir, Path.cwd()
         ours = f"{program()} --data-dir {folder.relative_to(here) if folder.is_relative_to(here) else folder}"
@@ -245,9 +245,10 @@ class _Demo:
         _conclude(report.summary)
         _conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
 
-    def _check(self, database: Database) -> None:
+    def _check(self, database: Database, begun_at: datetime) -> None:
+        """Check the jobs of this run: an earlier one may have been stopped, and the fallback broker lost its jobs."""
         self.step = "checking what was recorded"
-        record = check(database)
+        record = check(database, begun_at)
         sentence = (
             f"{record.num_jobs} jobs, {record.num_outcomes} recorded outcomes, {record.num_tokens} tokens; "
             f"counts that do not add up: {record.num_wrong_counts + record.num_wrong_tokens}"

@@ -305,7 +305,7 @@ class RedriveStore(Store):
 
 @dataclass(frozen=True, slots=True)
 class Integrity:
-    """The result of one check of all jobs."""
+    """The result of one check of jobs."""
 
     num_jobs: int
     num_outcomes: int
@@ -327,9 +327,12 @@ class Integrity:
         )
 
 
-def check(database: Database) -> Integrity:
-    """Check every stored job. Retention drops old runs; check before that."""
-    return of_row(Integrity, database.one(_CHECK))
+def check(database: Database, since: datetime | None = None) -> Integrity:
+    """Check the jobs that were claimed first at `since` or later, by the database's clock; None: every stored job.
+
+    Retention drops old runs; check before that.
+    """
+    return of_row(Integrity, database.one(_CHECK, {"since": since}))
 
 
 def claimed_among(database: Database, job_ids: Iterable[str]) -> set[str]:
@@ -397,6 +400,7 @@ _CHECK: Final = text(r"""
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
            (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
     FROM jobs LEFT JOIN runs USING (job_id) LEFT JOIN reused_results USING (job_id)
+    WHERE CAST(:since AS timestamptz) IS NULL OR jobs.created_at >= :since
 """)
 
 

@@ -18,7 +18,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from alphaloop.settings.models import HybridDrafterSettings, LookupDrafterSettings, ModelSettings
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
@@ -248,3 +248,13 @@ def test_integrity_finds_what_does_not_hold(twelve_jobs: Database) -> None:
     assert found.num_wrong_counts == 0
     JobStore(twelve_jobs).claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
     assert not check(twelve_jobs).holds
+
+
+def test_integrity_leaves_out_jobs_that_were_claimed_earlier(twelve_jobs: Database) -> None:
+    """A demo that was stopped with jobs open does not make the next one fail."""
+    JobStore(twelve_jobs).claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
+    since = DatabaseClock(twelve_jobs).measure()
+    assert check(twelve_jobs, since).num_jobs == 0
+    JobStore(twelve_jobs).claim([claim_request("later")], owner="w", lease_s=60, max_attempts=3)
+    later = check(twelve_jobs, since)
+    assert (later.num_jobs, later.num_outcomes, later.holds) == (1, 0, False)
