@@ -315,7 +315,7 @@ class Integrity:
     num_wrong_counts: int  #: decoded jobs whose counts by position do not add up
     num_wrong_tokens: int  #: jobs whose result says another number of tokens than was counted
     num_tokens: int
-    num_unpublished: int  #: outcomes that the broker has not acknowledged yet
+    num_unpublished: int  #: outcomes of any job that the broker has not acknowledged yet
 
     @property
     def holds(self) -> bool:
