@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,13 @@ def test_the_first_batch_after_kill_9_is_drafted_as_the_last_one_before(
         client.send("code", [encode_job(job) for job in jobs])
         sent += len(jobs)
 
-    def acceptance(name: str, since: datetime | None = None) -> float:
-        """Draft tokens that were accepted, a round."""
+    def acceptance(name: str, prompts: Collection[int] = range(len(PROMPTS))) -> float:
+        """Draft tokens that were accepted, a round, of the batch's jobs with these prompts."""
         runs = database.rows(
-            text("SELECT accepts, rounds FROM decode_runs WHERE job_id LIKE :name AND decoded_at > :since"),
-            {"name": f"{name}-%", "since": since or datetime.min.replace(tzinfo=UTC)},
+            text("SELECT accepts, rounds FROM decode_runs WHERE job_id = ANY(:names)"),
+            {"names": [f"{name}-{n}" for n in prompts]},
         )
+        assert len(runs) == len(prompts)
         return sum(sum(accepts) for accepts, _ in runs) / sum(rounds for _, rounds in runs)
 
     killed = processes("worker", servers, **settings)
@@ -82,8 +83,10 @@ def test_the_first_batch_after_kill_9_is_drafted_as_the_last_one_before(
     until(lambda: database.scalar(text("SELECT count(*) FROM jobs WHERE status = 'running'")) > 0, "it decodes")
     killed.process.kill()
     killed.process.wait(30)
-    died = database.scalar(text("SELECT now()"))
+    ended = {row.job_id for row in database.rows(text("SELECT job_id FROM decode_runs"))}
+    again = [n for n in range(len(PROMPTS)) if f"after-{n}" not in ended]
+    assert again, "jobs were interrupted"
     processes("worker", servers, "again", **settings)
     client.read([RESULTS], lambda records: len(by_id(records)) >= sent)
     assert acceptance("before") > 2 * acceptance("first"), "answers are found again"
-    assert acceptance("after", died) >= 0.95 * acceptance("before")
+    assert acceptance("after", again) >= 0.95 * acceptance("before", again), "the same prompts"
