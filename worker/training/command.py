@@ -248,9 +248,12 @@ class _Events:
         self._take(rest)
 
     def _take(self, line: bytes) -> None:
-        try:
-            event = EVENT.validate_python(json.loads(line))
-        except (ValueError, RecursionError, ValidationError):
+        line = line.strip()
+        event = None
+        if line.startswith(b"{"):
+            with contextlib.suppress(ValueError, RecursionError, ValidationError):
+                event = EVENT.validate_python(json.loads(line))
+        if event is None:
             if said := line.decode("utf-8", "replace").strip():
                 self.last_lines.append(one_line(said[-_MAX_SAID_CHARS:]))
             return
