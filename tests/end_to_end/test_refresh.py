@@ -23,7 +23,7 @@ from tests.fixtures.heads import noisy_heads
 from tests.fixtures.processes import ROOT, Process
 from tests.fixtures.worker import Client, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NUM_JOBS: Final = 100
 #: More than a trial lasts, with those before it.

@@ -125,6 +125,7 @@ def test_a_trainer_trains_from_traffic_and_has_what_is_better_tried(
     assert not any((settings.data_dir / "refreshes").iterdir()), "texts go with the row"
 
 
+@pytest.mark.timeout(400)
 def test_a_trainer_that_was_killed_is_followed_by_the_next_one(
     settings: Settings,
     database: Database,

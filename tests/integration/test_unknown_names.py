@@ -21,7 +21,7 @@ from tests.fixtures.cli import Cli
 from tests.fixtures.messages import batch_line
 from tests.fixtures.worker import Client
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 
 #: By command, its words with a name that nothing has; FILE is a batch file that was never submitted, TO is no file yet.
 UNKNOWN: Mapping[str, tuple[str, ...]] = {
