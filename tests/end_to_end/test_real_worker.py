@@ -25,8 +25,7 @@ from tests.fixtures.worker import Client, by_id, running_worker, until
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 MAX_TOKENS = 8
-#: A second's worth and more, however fast the machine is.
-#: Takes seconds also where a model decodes fast, and less than a minute beside other tests.
+#: A second's worth and more, however fast the machine is, and less than a minute beside other tests.
 LONG_TOKENS = 80
 PROMPTS = tuple(
     f"Repeat this list in reverse order, then explain step {number}: {', '.join(words)}"
@@ -89,7 +88,7 @@ def test_a_busy_worker_that_is_scaled_away_gives_its_jobs_to_another_one(
     names = [f"job-{number}" for number in range(4)]
     asked = [{"prompt": prompt, "max_tokens": LONG_TOKENS, "ignore_eos": True} for prompt in PROMPTS[: len(names)]]
     jobs = [
-        # None ends before the others, as it would with drafts.
+        # Vanilla, so that all end together: with drafts one ended long before the others.
         Job(job_id=name, task="code", decoding="vanilla", body=Body.model_validate(body))
         for name, body in zip(names, asked, strict=True)
     ]

@@ -250,6 +250,7 @@ class _Events:
     def _take(self, line: bytes) -> None:
         line = line.strip()
         event = None
+        # Not every line is parsed, because a command may print millions of them.
         if line.startswith(b"{"):
             with contextlib.suppress(ValueError, RecursionError, ValidationError):
                 event = EVENT.validate_python(json.loads(line))
