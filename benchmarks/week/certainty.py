@@ -4,7 +4,9 @@
 
 When a quarter of a batch has ended, the week goes on `--futures` times from that moment, each time with other arrivals
 of the same law. All else is as it is: every waiting job with its length and acceptance, costs, workers. So the spread
-of these ends is that of a promise which knows everything but the arrivals. Last line: JSON.
+of these ends is that of a promise which knows everything but the arrivals. With `--new-texts` the jobs that have not
+started have other lengths and acceptances too, of the same law: the spread of a promise which knows that law, the order
+and the costs, and can not know more. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -119,6 +121,8 @@ class Futures:
             if job.batch_id is not None:
                 job.batch_id = f"{job.batch_id} of {number}"
         self.play.change_arrivals(now_s, later)
+        if self.options.new_texts:
+            self.play.change_texts(np.random.default_rng([self.options.seed, number, int(now_s)]))
 
 
 def drawn(options: argparse.Namespace, seed: int) -> Week:
@@ -145,7 +149,8 @@ def main() -> None:
     )
     table.add_row(*(f"{width:.2f}" for width in found))
     console.print(table)
-    print(json.dumps({"half_widths": widths, "machine": machine(), "checkout": checkout()}))
+    found_here = {"half_widths": widths, "new_texts": options.new_texts}
+    print(json.dumps({**found_here, "machine": machine(), "checkout": checkout()}))
 
 
 def _options() -> argparse.Namespace:
@@ -156,6 +161,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--futures", type=int, default=20)
     parser.add_argument("--every", type=int, default=5, help="of so many batches the futures of one are played")
+    parser.add_argument("--new-texts", action="store_true", help="draw waiting jobs' lengths and acceptances anew")
     parser.add_argument("--at-random", action="store_true", help="batches come at any time, not at times of the day")
     return parser.parse_args()
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import numpy as np
+
 from benchmarks.week.contestants import Admission, Clairvoyant, Log, WorkerAdmission
 from benchmarks.week.device import Decisions, Decoding, WeekDecisions, WeekDevice
-from benchmarks.week.world import DAY_S, Week, WeekJob
+from benchmarks.week.world import DAY_S, Week, WeekJob, text_of
 
 #: A worker dies on the third day at 14:00 and is back after an hour; its jobs wait until their leases have run out.
 DIES_S: Final = 2 * DAY_S + 14 * 3600
@@ -120,6 +122,12 @@ class Play:
     def change_arrivals(self, now_s: float, later: Sequence[WeekJob]) -> None:
         """Let these jobs come after now instead of those that were to come."""
         self._jobs[:] = [*(job for job in self._jobs if job.at_s <= now_s), *later]
+
+    def change_texts(self, rng: np.random.Generator) -> None:
+        """Draw the lengths and acceptances anew of the jobs that have not started."""
+        for job in self._jobs:
+            if not job.num_starts and not job.is_expired:
+                job.num_tokens, job.alpha = text_of(job.stream, rng)
 
     def _turn(self, now_s: float) -> None:
         for number, (device, admission) in enumerate(zip(self._devices, self._admissions, strict=True)):

@@ -112,6 +112,13 @@ def heavy_tailed(stream: Stream) -> Stream:
     return replace(stream, tokens=tokens, spread=_HEAVY_SPREAD, share=stream.share / kept)
 
 
+def text_of(stream: Stream, rng: np.random.Generator) -> tuple[int, float]:
+    """The length in tokens and the α of a job."""
+    num_tokens = int(np.clip(rng.lognormal(math.log(stream.tokens), stream.spread), 2, LIMIT_TOKENS))
+    logit = math.log(stream.alpha / (1 - stream.alpha)) + 0.4 * rng.standard_normal()
+    return num_tokens, 1 / (1 + math.exp(-logit))
+
+
 def yield_at(alpha: float, k: int) -> float:
     """Expected tokens of a round with k draft tokens, each accepted with probability α after those before it."""
     return (1 - alpha ** (k + 1)) / (1 - alpha)
@@ -152,15 +159,13 @@ def draw_week(
         job_s = mean_tokens * fastest_ms(table, stream.alpha) / NUM_SLOTS / 1000
         num_jobs = rng.poisson(load * stream.share * capacity_s / job_s)
         for at_s, batch_id in _arrivals(stream, num_jobs, num_days, rng):
-            length = int(np.clip(rng.lognormal(math.log(stream.tokens), stream.spread), 2, LIMIT_TOKENS))
-            logit = math.log(stream.alpha / (1 - stream.alpha)) + 0.4 * rng.standard_normal()
+            num_tokens, alpha = text_of(stream, rng)
             within_s = math.inf
             if stream.deadline_s is not None:
                 low, high = stream.deadline_s
                 within_s = math.exp(rng.uniform(math.log(low), math.log(high)))
             lane = LaneKey(stream.task, "greedy", "auto", "traffic", "", 0)
-            alpha = 1 / (1 + math.exp(-logit))
-            jobs.append(WeekJob(0, stream, at_s, at_s + within_s, length, alpha, lane, batch_id))
+            jobs.append(WeekJob(0, stream, at_s, at_s + within_s, num_tokens, alpha, lane, batch_id))
     jobs.sort(key=lambda job: job.at_s)
     for number, job in enumerate(jobs):
         job.number = number * (_APART if hostile == ONE_PARTITION else 1)
